@@ -25,8 +25,10 @@ def cpu_backend(module: Any) -> Backend:
         observe=functools.partial(_observe, module),
         observe_list=functools.partial(_observe_list, module),
         found_nonfinite=functools.partial(_found_nonfinite, module),
-        exponents=functools.partial(_exponents, module),
-        checksums=functools.partial(_checksums, module),
+        exponents=lambda tensor, logical: _words(
+            module.exponents, [tensor], logical, EXPONENT_WORDS
+        ),
+        checksums=lambda tensors, logical: _words(module.checksums, tensors, logical, len(tensors)),
         observe_and_count=functools.partial(_observe_and_count, module),
     )
 
@@ -53,14 +55,6 @@ def _found_nonfinite(module: Any, tensors: Sequence[torch.Tensor]) -> torch.Tens
     records = torch.empty((len(tensors), RECORD_BYTES), dtype=torch.uint8, device="cpu")
     count = _read(module, tensors, _HEALTH, False, records)
     return torch.tensor(1.0 if count else 0.0, device="cpu")
-
-
-def _exponents(module: Any, tensor: torch.Tensor, logical: bool) -> torch.Tensor:
-    return _words(module.exponents, [tensor], logical, EXPONENT_WORDS)
-
-
-def _checksums(module: Any, tensors: Sequence[torch.Tensor], logical: bool) -> torch.Tensor:
-    return _words(module.checksums, tensors, logical, len(tensors))
 
 
 def _words(

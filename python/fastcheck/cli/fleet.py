@@ -6,8 +6,7 @@ import argparse
 import os
 
 from fastcheck.errors import ConfigError, printable
-from fastcheck.fleet.damage import naming_damage
-from fastcheck.fleet.engines import ENGINES, open_engine, run_of
+from fastcheck.fleet.engines import ENGINES, naming_damage, open_engine, run_of
 from fastcheck.fleet.judgement import examine
 from fastcheck.fleet.page import write_fleet_page
 from fastcheck.fleet.store import Folder

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Optional
 
 from .batches import of_order
-from .block import Phase
+from .block import SIDES, Phase
 from .measure import PairState
 from .origin import Cause, Origin
 from .over_time import SAME_LOSS
@@ -31,7 +31,6 @@ from .questions import Answer, Questions
 from .row import factor_of, factor_text, is_whole
 from .tally import COMPUTED, Found, Tally
 
-_SIDES = ("actual", "reference")
 _ELEMENTS = (
     "Where a checksum differs, a log has only norms, sums and extremes to compare, which do not "
     "depend on the order of the elements. --exact demands equal bits; a Dumper(tensors=True) of "
@@ -159,8 +158,8 @@ def _of_first(first: Found, tally: Tally, sides: Sides, starts: tuple[int, int])
     elif tally.unreduced and row.step == tally.unreduced.step and " · gradient of " in row.name:
         _, rank, name, side = tally.unreduced
         yield (
-            f"{name} of rank {rank} is that of the lowest rank in {_SIDES[1 - side]}, to the bit, "
-            f"and not in {_SIDES[side]}: there gradients are not averaged over the ranks "
+            f"{name} of rank {rank} is that of the lowest rank in {SIDES[1 - side]}, to the bit, "
+            f"and not in {SIDES[side]}: there gradients are not averaged over the ranks "
             "(no_sync(), a backward() that DistributedDataParallel does not see, an all_reduce() "
             "that is left out)"
         )
@@ -184,7 +183,7 @@ def _of_steps(tally: Tally, answers: tuple[Answer, ...], first: Optional[Found])
     for entry in tally.missing.values():
         if entry.phase is not Phase.BATCHES:
             continue
-        side, other = _SIDES[:: 1 if entry.state is PairState.ONLY_ACTUAL else -1]
+        side, other = SIDES[:: 1 if entry.state is PairState.ONLY_ACTUAL else -1]
         if not any(
             missing.phase is Phase.FORWARD
             and missing.state is entry.state

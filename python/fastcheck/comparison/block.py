@@ -25,6 +25,10 @@ UNKNOWN_COUNT = -1
 SOME = -2
 
 
+#: The names of the two sides, in the order of the arguments of compare().
+SIDES = ("actual", "reference")
+
+
 class Phase(enum.IntEnum):
     """The questions, in the order of cause and effect."""
 

@@ -16,7 +16,6 @@ from fastcheck.comparison.over_time import (
     Steps,
     common_groups,
     described_at,
-    drift_start,
     pair_steps,
     parted,
     regrouped,
@@ -47,7 +46,7 @@ from fastcheck.statistics.thresholds import Threshold, make_thresholds
 from fastcheck.utils.names.msprobe import plain_api
 from fastcheck.utils.private import writing
 from fastcheck.utils.reading import read_json
-from fastcheck.utils.text.layout import csv_text, plain_text
+from fastcheck.utils.text.layout import csv_text, listed, plain_text
 from fastcheck.utils.text.numbers import counted, format_shape, format_steps, worded
 
 from .advice import advice_of
@@ -464,7 +463,7 @@ def compare(
         steps=tuple(sorted({step for _, step, _ in pairing.places})),
         unchanged=tuple(name for name, is_same in (tally.unchanged or {}).items() if is_same),
         losses=losses,
-        drifts_from=drift_start(losses, loss_drift),
+        drifts_from=next((loss.step for loss in losses if loss.error > loss_drift), None),
         notes=tuple(dict.fromkeys(notes)),
     )
     if html is not None and gathered is not None:
@@ -568,7 +567,7 @@ def _check_levels(*sides: Source) -> None:
     if others := sorted({s.op for s in sites if s.op and plain_api(s.op) not in functions}):
         ours[0].notes.append(
             f"calls of {len(others):,} functions that the msprobe dump has none of are not "
-            f"compared: {', '.join(others[:_PARTS])}{', ...' if len(others) > _PARTS else ''}"
+            f"compared: {listed(others, _PARTS, ', ...')}"
         )
 
 

@@ -283,11 +283,9 @@ def gather(
                 continue
             for own, held in zip(gathered, pieces):
                 if held:
-                    own.append(_Whole(key[0], held, _size(held)))
+                    own.append(_Whole(key[0], held, next(iter(_sizes_of(held)))))
             continue
         pair = _as_large(pieces[0], pieces[1])
-        if pair is None:
-            pair = (_size(pieces[0]), _size(pieces[1]))
         wholes = [_Whole(key[0], held, how) for held, how in zip(pieces, pair)]
         is_weight = name.role in ("param", "param_grad", "")
         is_padded = bool(VOCABULARY.search(f"{name.module}.{name.label}"))
@@ -374,8 +372,10 @@ def _sizes_of(pieces: Sequence[_Piece]) -> dict[str, int]:
     return totals
 
 
-def _as_large(mine: Sequence[_Piece], other: Sequence[_Piece]) -> Optional[tuple[str, str]]:
-    """The way to take the pieces of each side that makes both of one size; None where none does."""
+def _as_large(mine: Sequence[_Piece], other: Sequence[_Piece]) -> tuple[str, str]:
+    """The way to take the pieces of each side that makes both of one size; the likeliest of each
+    where none does.
+    """
     ours, theirs = _sizes_of(mine), _sizes_of(other)
     fitting = [
         (i + j, (one, two))
@@ -383,11 +383,7 @@ def _as_large(mine: Sequence[_Piece], other: Sequence[_Piece]) -> Optional[tuple
         for j, (two, as_large) in enumerate(theirs.items())
         if size == as_large
     ]
-    return min(fitting)[1] if fitting else None
-
-
-def _size(pieces: Sequence[_Piece]) -> str:
-    return next(iter(_sizes_of(pieces)))
+    return min(fitting)[1] if fitting else (next(iter(ours)), next(iter(theirs)))
 
 
 class _Whole:

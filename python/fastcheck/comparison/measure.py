@@ -149,7 +149,7 @@ def _measure(
     off = (
         both_full & (allowed == 0) & (left["numel"] == 1) & (left["checksum"] != right["checksum"])
     )
-    note(ELEMENTS, np.where(off & (errors == 0), np.finfo(np.float64).tiny, 0.0), allowed)
+    note(ELEMENTS, np.where(off & (errors == 0), _TINY, 0.0), allowed)
 
     reordered = _is_reordered(left, right, low, ref_low, high, ref_high)
     reordered &= states == PairState.CLOSE
@@ -179,8 +179,8 @@ def _is_reordered(
 
 
 def _apart(left: np.ndarray, right: np.ndarray, field: str) -> np.ndarray:
-    difference = left[field] - right[field]
-    return np.abs(difference)
+    apart: np.ndarray = np.abs(left[field] - right[field])
+    return apart
 
 
 def _has_nonfinite(records: np.ndarray) -> np.ndarray:

@@ -215,11 +215,6 @@ def loss_of(record: np.void) -> Optional[float]:
     return float(record["sum"]) if record["depth"] >= Depth.STATS else None
 
 
-def drift_start(losses: Iterable[LossPair], allowed: float) -> Optional[int]:
-    """The first step whose losses differ by more; None where none does."""
-    return next((loss.step for loss in losses if loss.error > allowed), None)
-
-
 def shown_losses(losses: list[LossPair], start: Optional[int]) -> list[LossPair]:
     """The losses to show, at most a dozen: the first that differs, where the drift starts, and a
     regular rest.

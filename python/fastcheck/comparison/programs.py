@@ -11,14 +11,13 @@ from typing import Any, Optional
 
 from fastcheck.utils.text.numbers import counted
 
-from .block import Phase, Source
+from .block import SIDES, Phase, Source
 from .measure import PairState
 from .names import Name
 from .row import factor_of
 from .tally import Found, Missing, Tally
 
 Sides = tuple[Source, Source]
-_SIDES = ("actual", "reference")
 _MOST = 3
 # Stands for a parameter that is none of the model.
 _NOT_OURS = "not the model's"
@@ -114,7 +113,7 @@ def of_other_model(sides: Sides) -> Iterator[str]:
         strange = [names == {_NOT_OURS} for names in both]
         if strange[0] != strange[1]:
             yield (
-                f"optimizers[{number}] of {_SIDES[strange.index(True)]} holds none of the model's "
+                f"optimizers[{number}] of {SIDES[strange.index(True)]} holds none of the model's "
                 "parameters: it is of other tensors, as where the model is copied, or made anew, "
                 "after its optimizer"
             )
@@ -157,7 +156,7 @@ def of_left_out(first: Found, sides: Sides) -> Iterator[str]:
                 continue
             if not any(called.startswith(f"{path}.") for called in lacks.called):
                 yield (
-                    f"{path} is in both models, and {_SIDES[1 - has]} does not call it (or its "
+                    f"{path} is in both models, and {SIDES[1 - has]} does not call it (or its "
                     "forward() alone, which runs no hooks)"
                 )
                 return
@@ -241,31 +240,28 @@ def of_one_side(tally: Tally, sides: Sides, starts: tuple[int, int]) -> Iterator
         if path in sides[lacks].classes:
             # One that is read less often later is not the optimizer's.
             is_first = entry.is_alone and entry.first_step == starts[has]
-            if is_first and _is_parameter(entry.name) and not other_class(path, sides):
+            is_parameter = " · optimizer · " in entry.name and " · gradient of " not in entry.name
+            if is_first and is_parameter and not other_class(path, sides):
                 parameters.setdefault(path, entry)
         elif kind and re.fullmatch(rf"{kind}(_\d+)?", path):
             criteria.setdefault(path, entry)
     for path, entry in list(criteria.items())[:_MOST]:
         has, lacks = _places(entry)
         if path in sides[lacks].modules:
-            yield f"{path} is called in {_SIDES[has]}, and not in {_SIDES[lacks]}"
+            yield f"{path} is called in {SIDES[has]}, and not in {SIDES[lacks]}"
         elif sides[lacks].modules:
             yield (
-                f"{path} was given to install() in {_SIDES[has]} alone: what it reads and returns "
-                f"is not compared. Give it in {_SIDES[lacks]} too: install(model, criterion)"
+                f"{path} was given to install() in {SIDES[has]} alone: what it reads and returns "
+                f"is not compared. Give it in {SIDES[lacks]} too: install(model, criterion)"
             )
     for path, entry in list(parameters.items())[:_MOST]:
         has, lacks = _places(entry)
         text = (
             f"{path or 'the model'} is in both, and has {entry.name.rpartition(' · ')[2]} in "
-            f"{_SIDES[has]} alone. In {_SIDES[lacks]} it is shared with another module (tied "
+            f"{SIDES[has]} alone. In {SIDES[lacks]} it is shared with another module (tied "
             "weights), has another name, or is not there"
         )
         yield ". ".join([text, *_other_settings(path, sides)[:_MOST]])
-
-
-def _is_parameter(name: str) -> bool:
-    return " · optimizer · " in name and " · gradient of " not in name
 
 
 def _places(entry: Missing) -> tuple[int, int]:
@@ -284,23 +280,23 @@ def of_gradient(first: Found, tally: Tally, starts: tuple[int, int]) -> Iterator
             when = f"from step {entry.first_step:,} on"
             if entry.count < rest:
                 when = f"in {counted(entry.count, 'step')}, {entry.first_step:,} first,"
-            has = f"{when} {_SIDES[1 - place]} alone has a gradient of {label}"
+            has = f"{when} {SIDES[1 - place]} alone has a gradient of {label}"
             if entry.is_zero:
                 yield (
-                    f"{has}, all zeros: in {_SIDES[place]} the optimizer finds none, and passes "
+                    f"{has}, all zeros: in {SIDES[place]} the optimizer finds none, and passes "
                     "over it. Of zeros, as zero_grad(set_to_none=False) leaves them, it makes an "
                     "update: averages and weight decay move the weight"
                 )
                 continue
             yield (
-                f"{has}: in {_SIDES[place]} the optimizer finds none (frozen: "
+                f"{has}: in {SIDES[place]} the optimizer finds none (frozen: "
                 "requires_grad=False, a detach(), no path from the loss), and passes over it"
             )
 
 
 def of_updates(tally: Tally) -> Iterator[str]:
     """Updates of one side alone, within steps that both have."""
-    for side, state in zip(_SIDES, (PairState.ONLY_ACTUAL, PairState.ONLY_REFERENCE)):
+    for side, state in zip(SIDES, (PairState.ONLY_ACTUAL, PairState.ONLY_REFERENCE)):
         entry = tally.missing.get((state, _RATE))
         if entry is not None and not entry.is_alone:
             yield (
@@ -316,7 +312,7 @@ def of_state(first: Found, sides: Sides, starts: tuple[int, int]) -> Iterator[st
     late = int(starts[1] > starts[0])
     if first.row.step != starts[1] or starts[1 - late] or not all(begun):
         return
-    ran = f"{_SIDES[late]} had run {starts[late]:,} steps by then"
+    ran = f"{SIDES[late]} had run {starts[late]:,} steps by then"
     certain, texts = [], []
     for number, states in enumerate(zip(*begun)):
         name, began = f"optimizers[{number}]", [_state_text(state) for state in states]
@@ -325,7 +321,7 @@ def of_state(first: Found, sides: Sides, starts: tuple[int, int]) -> Iterator[st
             if began[0] != began[1]:
                 certain.append(f"{name} began {began[0]} in actual, and {began[1]} in reference")
             continue
-        texts.append(f"{name} of {_SIDES[1 - late]} began {began[1 - late]}")
+        texts.append(f"{name} of {SIDES[1 - late]} began {began[1 - late]}")
         if old.get("keeps") and not new.get("with_state"):
             certain.append(f"{texts[-1]}, and {ran}: its state was not loaded (load_state_dict())")
         elif old.get("keeps") and (new.get("steps") or [1])[-1] == 0:

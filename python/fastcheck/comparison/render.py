@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from fastcheck.comparison.over_time import shown_losses
 from fastcheck.statistics.elements import Elements
-from fastcheck.utils.text.layout import Part, Section, Table, paint, sparkline, wrap
+from fastcheck.utils.text.layout import Part, Section, Table, listed, paint, sparkline, wrap
 from fastcheck.utils.text.numbers import (
     and_more,
     counted,
@@ -180,7 +180,7 @@ def _first(comparison: Result, difference: Found) -> list[Part]:
     for side, names in zip(("actual", "reference"), difference.alone):
         # The advice has what is read.
         if names := tuple(name for name in names if " · forward · input" not in name):
-            shown = ", ".join([*names[:_FEW], *and_more(len(names) - _FEW)])
+            shown = listed(names, _FEW, ", and {:,} more")
             alone = _ALONE.get(row.phase, _ALONE[Phase.FORWARD])
             lines += wrap(f"Before it, in {side} alone: {shown}. {alone}.", _BODY)
     lines.append("")
@@ -303,11 +303,8 @@ def _state(row: Row) -> str:
 
 def _unchanged(comparison: Result) -> list[str]:
     names = comparison.unchanged
-    more = (
-        f", and {len(names) - _TENSORS:,} more (--json shows all)" if len(names) > _TENSORS else ""
-    )
-    text = f"{len(names):,} names are equal to the bit: {', '.join(names[:_TENSORS])}{more}"
-    return wrap(text, _BODY, "", "  ")
+    shown = listed(names, _TENSORS, ", and {:,} more (--json shows all)")
+    return wrap(f"{len(names):,} names are equal to the bit: {shown}", _BODY, "", "  ")
 
 
 def _losses(comparison: Result) -> list[Part]:
@@ -330,11 +327,10 @@ def _missing(comparison: Result) -> list[str]:
         if not missing:
             continue
         total = sum(entry.count for entry in missing)
-        names = ", ".join(entry.name for entry in missing[:_NAMES])
-        more = f", and {len(missing) - _NAMES:,} more names" if len(missing) > _NAMES else ""
+        names = listed([entry.name for entry in missing], _NAMES, ", and {:,} more names")
         first = f", first at step {min(entry.first_step for entry in missing):,}"
         lines += wrap(
-            f"only in {side}, {total:,}{'' if is_checkpoint else first}: {names}{more}",
+            f"only in {side}, {total:,}{'' if is_checkpoint else first}: {names}",
             _BODY,
             "",
             "  ",

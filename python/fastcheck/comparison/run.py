@@ -19,7 +19,7 @@ from fastcheck.comparison.steps.values import measure_pairs
 from fastcheck.record.format import Depth, Flag
 
 from .align import align, missing_of
-from .block import Block, Kind, Phase, Source
+from .block import SIDES, Block, Kind, Phase, Source
 from .layout import Layout, gather
 from .measure import PairState
 from .names import Name, Renaming
@@ -37,7 +37,6 @@ from .split import (
     without_role,
 )
 
-_SIDES = ("actual", "reference")
 #: The norm of clipped gradients is that of torch's clipping to this.
 _CLIPPED = 1e-4
 
@@ -137,7 +136,7 @@ class BlockComparison:
         either side the tally gets what was computed otherwise then.
         """
         kept = []
-        for side, block in zip(("actual", "reference"), sides):
+        for side, block in zip(SIDES, sides):
             again = (block.records["flags"] & int(Flag.RECOMPUTE)) != 0
             for number in np.unique(block.names[again]).tolist() if again.any() else ():
                 again[block.names == number] &= self.names[number].direction == "forward"
@@ -191,7 +190,7 @@ class BlockComparison:
         grads = other.records[has_role(other, "param_grad", self.names)]
         if abs(math.sqrt(grads["sum_sq"].sum()) / limits[-1] - 1) > _CLIPPED:
             return sides[0], sides[1]
-        self.tally.note("clipped", _SIDES[clips])
+        self.tally.note("clipped", SIDES[clips])
         made = list(sides)
         which = has_role(made[clips], "param_grad", self.names)
         made[clips] = _multiplied(made[clips], which, limits[-1] / (norm + 1e-6))

@@ -104,10 +104,10 @@ def wholes_of(
     loss of all ranks. ``losses``: of each.
     """
     first = blocks[0]
-    added = [
-        (names.number(_all_parts(names[number])), Phase.BATCHES, merged(records), Extra())
-        for number, records in _inputs(blocks, split.distinct).items()
-    ]
+    added = []
+    for number, records in _inputs(blocks, split.distinct).items():
+        name = names[number]._replace(label=f"{names[number].label}, all parts")
+        added.append((names.number(name), Phase.BATCHES, merged(records), Extra()))
     # A pipeline stage may have none.
     with_loss = [(b.phases == Phase.LOSS).any() for b in blocks]
     known = [loss for loss in losses if loss is not None]
@@ -248,10 +248,6 @@ def _whole_places(block: Block, names: NameTable) -> np.ndarray:
     is_last = np.zeros(len(block), bool)
     is_last[list(last.values())] = True
     return np.flatnonzero(kept & (is_last | ~np.isin(block.names, sums)))
-
-
-def _all_parts(name: Name) -> Name:
-    return name._replace(label=f"{name.label}, all parts")
 
 
 def merged(records: np.ndarray) -> np.void:

@@ -164,5 +164,5 @@ class Tally:
 
     def first(self, table: dict[Phase, Found], phases: tuple[Phase, ...]) -> Optional[Found]:
         """The earliest of these questions' finds."""
-        differences = [table[phase] for phase in phases if phase in table]
-        return min(differences, key=lambda difference: difference.key) if differences else None
+        finds = (table[phase] for phase in phases if phase in table)
+        return min(finds, key=lambda find: find.key, default=None)

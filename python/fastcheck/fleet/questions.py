@@ -215,14 +215,14 @@ TABLES_IN_ORDER: dict[str, str] = {
 ANSWERS: dict[str, str] = {
     "ranks": """\
 SELECT k.rank, k.node, k.host, k.device, k.serial, k.world_size, k.replica_group,
-       p.first_step, p.last_step, p.row_count, p.first_bad
+       p.first_step, p.last_step, p.row_count
 FROM ranks k
 JOIN progress p ON k.rank = p.rank
 ORDER BY k.rank""",
     "sites": """\
-SELECT site, position, name, role FROM sites ORDER BY position, site""",
+SELECT site, name FROM sites ORDER BY position, site""",
     "nonfinite": f"""\
-SELECT r.rank, r.step, r.site, s.name, s.position, s.role, r.nan_count,
+SELECT r.rank, r.step, r.site, s.position, r.nan_count,
        r.posinf_count + r.neginf_count AS inf_count
 FROM records r
 LEFT JOIN sites s ON r.site = s.site
@@ -251,9 +251,7 @@ FROM {outlying}
 GROUP BY rank, step
 ORDER BY rank, step""",
     "looked_at": """\
-SELECT count(*) AS cells, sum(peers) AS row_count, count(DISTINCT site) AS site_count,
-       count(DISTINCT step) AS step_count
-FROM spread""",
+SELECT sum(peers) AS row_count, count(DISTINCT step) AS step_count FROM spread""",
     # The move of the middle of all ranks from one step to the next, against what is usual there.
     "steps": """\
 WITH level AS (

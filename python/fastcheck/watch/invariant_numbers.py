@@ -1,5 +1,5 @@
-"""The numbers that invariants take of each step: dtypes of siblings, stored images, equal weights,
-clipping, the learning rate.
+"""The numbers that invariants take of each step: results that are computed again, the sequence of
+batches, dtypes of siblings, stored images, equal weights, clipping, the learning rate.
 """
 
 from __future__ import annotations
@@ -11,15 +11,138 @@ from typing import Optional
 
 import numpy as np
 
+from fastcheck.log.history import joined
 from fastcheck.log.step_table import StepRow
-from fastcheck.record.format import DTYPES
-from fastcheck.record.site import SiteTable
+from fastcheck.record.format import DTYPES, NONFINITE_COUNTS, Depth, Flag
+from fastcheck.record.site import Site, SiteTable
 
-from .batches import Batches
 from .invariants import LEAST_RATE
 from .numbers import Number
-from .recomputed import RecomputedResults
 from .signals import ACTIVATION, INPUT, IS_FLOAT, WEIGHT, Signals
+
+# The observed steps that are looked at, and those in a row in which a result has to differ.
+_STEPS, _TIMES = 16, 3
+_COMPARED = ("numel", "checksum", "zero_count")
+
+
+class RecomputedResults:
+    """Compares the checksums of results of modules in the first steps of a run."""
+
+    def __init__(self, sites: SiteTable) -> None:
+        self._sites = sites
+        self._steps = self._times = 0
+
+    def of_step(self, chunks: Sequence[np.ndarray]) -> Iterator[Number]:
+        """The number of a step with these records, if a result was another when it was computed
+        again.
+        """
+        if self._steps == _STEPS:
+            return
+        self._steps += 1
+        records = joined(chunks) if len(chunks) else np.zeros(0)
+        site = self._first_other(records) if len(records) else None
+        self._times = 0 if site is None else self._times + 1
+        if site is not None and self._times == _TIMES:
+            self._steps = _STEPS
+            full_name = f"{site.module} ({site.module_type})"
+            yield Number("recomputed_dropout", _TIMES, full_name=full_name)
+
+    def _first_other(self, records: np.ndarray) -> Optional[Site]:
+        """The first module that has returned what it had not returned when it was called again, if
+        it is one that drops elements and has dropped another number of them. Any other has read
+        something else then, as where an equation is solved backwards, or does not give the same
+        bits twice.
+        """
+        is_again = (records["flags"] & int(Flag.RECOMPUTE)) != 0
+        if not is_again.any():
+            return None
+        is_whole = (records["depth"] >= Depth.FULL) & (records["numel"] > 1)
+        for name in NONFINITE_COUNTS:
+            is_whole &= records[name] == 0
+        columns = [records[name][is_whole].tolist() for name in ("site", *_COMPARED)]
+        first: dict[int, list[tuple[int, ...]]] = {}
+        again: dict[int, list[tuple[int, ...]]] = {}
+        # Not by calls: those within one checkpoint are repeated in order, checkpoints last first.
+        for number, is_repeated, *made in zip(columns[0], is_again[is_whole], *columns[1:]):
+            (again if is_repeated else first).setdefault(number, []).append(tuple(made))
+        for number, results in again.items():
+            site, known = self._sites[number], first.get(number, [])
+            is_result = site.direction == "forward" and site.role == "output" and not site.op
+            if not is_result or len(known) < len(results):
+                continue
+            others = [made[2] for made in results if made not in known]
+            if others:
+                # Its input may only have been rounded otherwise.
+                has_others = any(zeros not in {made[2] for made in known} for zeros in others)
+                return site if has_others and "Drop" in site.module_type else None
+        return None
+
+
+_BATCHES = 64
+# The numbers of steps, of runs of one batch, and of rounds of a cycle that make a pattern.
+_SAME, _RUNS, _ROUNDS = 64, 16, 4
+
+
+class Batches:
+    """The sequence of the batches' checksums, and the patterns in it, each reported once."""
+
+    def __init__(self) -> None:
+        self._last: deque[int] = deque(maxlen=_BATCHES * (_ROUNDS + 1))
+        # The last batches with their steps.
+        self._recent: deque[tuple[int, int]] = deque(maxlen=_BATCHES)
+        self._runs: deque[int] = deque(maxlen=_RUNS + 1)
+        self._run = 0
+        self._steps = 0
+
+    def last(self, before: int, count: int) -> tuple[int, list[int]]:
+        """The last ``count`` steps before a step: the number of the latest, and their checksums,
+        oldest first.
+        """
+        known = [(step, value) for step, value in self._recent if step < before][-count:]
+        return known[-1][0] if known else -1, [value for _, value in known]
+
+    def of_step(self, step: int, checksums: Sequence[int]) -> list[Number]:
+        """Takes in a step, with the checksums of its batch."""
+        if not any(checksums):
+            return []
+        found: list[Number] = []
+        value = hash(tuple(checksums))
+        before = self._last[-1] if self._last else None
+        self._last.append(value)
+        self._recent.append((step, value))
+        self._steps += 1
+        if before == value:
+            self._run += 1
+        else:
+            if before is not None:
+                self._runs.append(self._run)
+            self._run = 1
+            if len(self._runs) > 1 and self._runs[1] > 1:
+                found += self._repeated()
+        if self._run == self._steps == _SAME:
+            found.append(Number("same_batch", _SAME))
+        if self._run == 1 and self._steps % _BATCHES == 0:
+            found += self._cycle()
+        return found
+
+    def _repeated(self) -> Iterator[Number]:
+        """Reports batches that come several times in a row. The first run may be incomplete and is
+        left out.
+        """
+        runs = list(self._runs)[1:]
+        if len(runs) == _RUNS and len(set(runs)) == 1:
+            yield Number("repeated_batch", runs[0], _RUNS)
+
+    def _cycle(self) -> Iterator[Number]:
+        last = list(self._last)
+        for period in range(2, _BATCHES + 1):
+            count = period * _ROUNDS
+            if len(last) < count + period:
+                return
+            if last[-count:] == last[-count - period : -period]:
+                yield Number("cycle", period)
+                return
+
 
 # The observed step in which dtypes are compared, and the least number of modules of a class.
 _SETTLED, _SIBLINGS = 8, 4

@@ -14,8 +14,7 @@ from fastcheck.comparison.over_time import Pairing
 from fastcheck.comparison.steps.pairs import Pairs
 from fastcheck.log.reader import read_sites_and_meta
 from fastcheck.log.step_table import StepRow, StepStream
-from fastcheck.report.page.grid import Axis, Grid, values_of
-from fastcheck.report.page.rows import PageRows
+from fastcheck.report.page.grid import Axis, Grid, PageRows, values_of
 
 # The smallest number above 1, in the coarsest codes of a page.
 _ABOVE = 2.0**0.125

@@ -203,7 +203,8 @@ def load_restricted(source: Union[str, BinaryIO], **options: Any) -> Any:
         Exception: whatever a damaged file makes torch.load raise.
     """
     kind = ""
-    with contextlib.suppress(Exception), tarfile.open(**_opened(source), mode="r:") as archive:
+    opened: dict[str, Any] = {"name" if isinstance(source, str) else "fileobj": source}
+    with contextlib.suppress(Exception), tarfile.open(**opened, mode="r:") as archive:
         kind = "a tar archive, as torch before 0.1.10 wrote them" if archive.next() else ""
     with contextlib.suppress(Exception), zipfile.ZipFile(source) as members:
         if any(name.endswith("/constants.pkl") for name in members.namelist()):
@@ -218,10 +219,6 @@ def load_restricted(source: Union[str, BinaryIO], **options: Any) -> Any:
     if not isinstance(source, str):
         source.seek(0)
     return torch.load(source, map_location="cpu", weights_only=True, **options)
-
-
-def _opened(source: Union[str, BinaryIO]) -> dict[str, Any]:
-    return {"name": source} if isinstance(source, str) else {"fileobj": source}
 
 
 def _culprit(error: Exception) -> str:

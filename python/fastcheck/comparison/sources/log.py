@@ -332,7 +332,9 @@ def _phase(site: Site) -> Phase:
         site.module.startswith(site.module_type)
         and re.fullmatch(r"(_\d+)?", site.module[len(site.module_type) :])
     )
-    if site.role == "loss" or (site.role == "output" and is_root and _is_loss(site)):
+    # What the criterion returns, or what a model returns under that name.
+    is_loss = site.module != "" or site.label in ("output.loss", "output['loss']")
+    if site.role == "loss" or (site.role == "output" and is_root and is_loss):
         return Phase.LOSS
     is_op = site.role in ("input", "output") and site.direction != "forward"
     if site.role in _GRADIENTS or is_op:
@@ -342,10 +344,3 @@ def _phase(site: Site) -> Phase:
     if site.role == "input" and is_root:
         return Phase.ARRIVED
     return Phase.FORWARD
-
-
-def _is_loss(site: Site) -> bool:
-    """True if a site is a loss: what the criterion returns, or what a model returns under that
-    name.
-    """
-    return site.module != "" or site.label in ("output.loss", "output['loss']")

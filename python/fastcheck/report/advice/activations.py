@@ -12,12 +12,11 @@ from collections.abc import Iterator
 
 from fastcheck.record.format import Verdict
 from fastcheck.record.site import OUTSIDE, module_name
-from fastcheck.record.statistics import RecordStatistics
 from fastcheck.report.trend import format_factor
 from fastcheck.utils.text.layout import listed
 from fastcheck.utils.text.numbers import counted, format_number, format_share
 
-from .case import Advice, Case, Operation
+from .case import Advice, Case, Operation, down_to
 from .source import on_source, on_written
 
 
@@ -196,20 +195,17 @@ def nan_from_finite(case: Case) -> Iterator[Advice]:
         )
     if zeros:
         site, reading = zeros[0]
+        more = ", more than in the last healthy step" if case.inputs_before else ""
         yield Advice(
-            f"{site.label} holds {reading.zero_count:,} zeros of {reading.components:,}, more than "
-            "in the last healthy step: look for 0/0 (a mean over a count of zero, x / x.norm(), "
-            "x / x.std()) and add an eps to the divisor."
-            if case.inputs_before
-            else f"{site.label} holds {reading.zero_count:,} zeros of {reading.components:,}: look "
-            "for 0/0 (a mean over a count of zero, x / x.norm(), x / x.std()) and add an eps to "
-            "the divisor."
+            f"{site.label} holds {reading.zero_count:,} zeros of {reading.components:,}{more}: "
+            "look for 0/0 (a mean over a count of zero, x / x.norm(), x / x.std()) and add an eps "
+            "to the divisor."
         )
     if negative:
         site, reading = negative[0]
         yield Advice(
             f"{site.label} holds {counted(reading.negative_count, 'negative number')}"
-            f"{_least(reading)}: log, sqrt, rsqrt and fractional powers of them are NaN. "
+            f"{down_to(reading)}: log, sqrt, rsqrt and fractional powers of them are NaN. "
             "Clamp before: x.clamp_min(eps)."
         )
     if has_earlier and not fewer and not negative and not zeros and not case.op_name:
@@ -276,10 +272,6 @@ def _sum_of_products(case: Case) -> Advice:
         f"{name} multiplies and adds, and divides by nothing: its products, or their sum, left "
         f"the range of {dtype}{seen}."
     )
-
-
-def _least(reading: RecordStatistics) -> str:
-    return f" (down to {format_number(reading.min)})" if reading.min is not None else ""
 
 
 def negative_infinity(case: Case) -> Iterator[Advice]:

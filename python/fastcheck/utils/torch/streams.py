@@ -97,15 +97,14 @@ class DeviceStreams:
     def pinned(self, rows: int, row_bytes: int) -> torch.Tensor:
         """A uint8 tensor of zeros on the host, to which the device can copy asynchronously."""
         rows_on_host = torch.zeros(rows, row_bytes, dtype=torch.uint8, device="cpu")
-        return rows_on_host.pin_memory(**self._pin_arguments())
+        # The argument is deprecated, and its absence means the accelerator, since torch 2.8.
+        return rows_on_host.pin_memory(
+            **({} if hasattr(torch, "accelerator") else {"device": self.device.type})
+        )
 
     def empty(self, rows: int, row_bytes: int) -> torch.Tensor:
         """A uint8 tensor on the device, whose contents are not set."""
         return torch.empty(rows, row_bytes, dtype=torch.uint8, device=self.device)
-
-    def _pin_arguments(self) -> dict[str, Any]:
-        # The argument is deprecated, and its absence means the accelerator, since torch 2.8.
-        return {} if hasattr(torch, "accelerator") else {"device": self.device.type}
 
 
 def _current_stream_function(device: torch.device) -> Optional[Callable[[int], torch.Stream]]:
