@@ -29,7 +29,6 @@ class BatchOrder:
     """
 
     def __init__(self) -> None:
-        self.labels: dict[int, str] = {}
         #: A sentence on what the first inputs that differ are of the others of their step.
         self.exchanged = ""
         self.held: dict[int, list[tuple[int, int, int]]] = defaultdict(list)

@@ -27,7 +27,6 @@ class Traversal:
 
     bits: torch.Tensor
     format: Format
-    order: int
     is_flat: bool
     flips: Optional[tuple[int, int]]
 
@@ -121,7 +120,7 @@ def traverse(tensor: torch.Tensor, logical: bool = False) -> Traversal:
     if form.info.components == 2:
         x = torch.view_as_real(x)
     bits = x.view(form.bits)
-    return Traversal(bits.view(-1) if is_flat else bits, form, order, is_flat, flips)
+    return Traversal(bits.view(-1) if is_flat else bits, form, is_flat, flips)
 
 
 def _as_resolving_would_lay_it_out(x: torch.Tensor) -> torch.Tensor:

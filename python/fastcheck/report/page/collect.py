@@ -265,7 +265,6 @@ class FirstEvent(NamedTuple):
 
     rank: int
     step: int
-    seq: int
     site: int
 
 
@@ -358,8 +357,8 @@ def _first(lines: Mapping[int, EventLines]) -> Optional[FirstEvent]:
     ]
     if not events:
         return None
-    _, step, seq, rank, site = min(events)
-    return FirstEvent(rank, step, seq, site)
+    _, step, _, rank, site = min(events)
+    return FirstEvent(rank, step, site)
 
 
 def _in_order(records: np.ndarray) -> np.ndarray:
