@@ -156,7 +156,9 @@ def run(options: argparse.Namespace) -> int:
         shower.poll()
         if follower.directory is None:
             raise no_log(options.log)
-        _print(shower.draw(_columns(), None))
+        # The terminal's width, or COLUMNS; 100 of a file or a pipe.
+        columns = max(shutil.get_terminal_size((_WIDTH, 0)).columns, 20)
+        _print(shower.draw(columns, None))
         return 0
     if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
         raise ConfigError(
@@ -253,11 +255,6 @@ def _rich_text(shown: Picture, color: bool, ascii_only: bool) -> Any:
             piece = to_ascii(piece) if ascii_only else piece
             text.append(piece, style.replace("red", "bold red") or None if color else None)
     return text
-
-
-def _columns() -> int:
-    """The terminal's width, or COLUMNS; 100 of a file or a pipe."""
-    return max(shutil.get_terminal_size((_WIDTH, 0)).columns, 20)
 
 
 def _print(shown: Picture) -> None:

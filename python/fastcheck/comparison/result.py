@@ -81,7 +81,14 @@ class Result:
     def to_dict(self) -> dict[str, Any]:
         """Everything, ready for strict JSON."""
         made = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        made["answers"] = [_answer(answer) for answer in self.answers]
+        made["answers"] = [
+            {
+                **vars(answer),
+                "settings": [setting._asdict() for setting in answer.settings],
+                "found": _found(answer.found),
+            }
+            for answer in self.answers
+        ]
         made["first"], made["first_inexact"] = _found(self.first), _found(self.first_inexact)
         made["growth"] = [step._asdict() for step in self.growth]
         made["missing"] = [
@@ -96,11 +103,6 @@ class Result:
         made["rows"] = [row.to_dict() for row in self.rows]
         made["losses"] = [{**loss._asdict(), "error": loss.error} for loss in self.losses]
         return to_json(made)
-
-
-def _answer(answer: Answer) -> dict[str, Any]:
-    settings = [setting._asdict() for setting in answer.settings]
-    return {**vars(answer), "settings": settings, "found": _found(answer.found)}
 
 
 def _found(difference: Optional[Found]) -> Optional[dict[str, Any]]:

@@ -217,7 +217,11 @@ def render(report: StopReport, width: int | None = None, ascii_only: bool | None
         ascii_only = stderr_is_ascii()
     width = line_width(WIDTH) if width is None else width
     if report.is_lost:
-        return "\n".join(wrap(_lost(report), width))
+        lost = (
+            f"rank {report.rank} stopped at step {report.step}; its report was lost when the "
+            f"process exited. See the log and the output of rank {report.rank}"
+        )
+        return "\n".join(wrap(lost, width))
     head = wrap(headline(report), width)
     sections = _short_sections(report, width - GUTTER, _MOST_LINES - len(head) - 1)
     blocks = ["\n".join(section(label, lines)) for label, lines in sections]
@@ -354,13 +358,6 @@ def brief(report: StopReport, ascii_only: bool | None = None) -> str:
         lines += wrap("try: " + item.text, width, "  ")
     text = printable("\n".join(lines), keep="\n")
     return to_ascii(text) if ascii_only else text
-
-
-def _lost(report: StopReport) -> str:
-    return (
-        f"rank {report.rank} stopped at step {report.step}; its report was lost when the process "
-        f"exited. See the log and the output of rank {report.rank}"
-    )
 
 
 def _headline(report: StopReport, reading: RecordStatistics) -> str:

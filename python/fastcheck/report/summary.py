@@ -110,7 +110,7 @@ def step_table(rows: Sequence[StepRow], width: int, limit: int | None = _ROWS) -
     for name, field in _COLUMNS:
         values = [getattr(row, field) for row in shown]
         if any(value is not None for value in values):
-            columns.append((name, [_cell(value) for value in values]))
+            columns.append((name, [format_number(value) for value in values]))
     if not columns:
         return []
     is_scaled = any(row.scale is not None or row.overflow for row in rows)
@@ -126,10 +126,6 @@ def step_table(rows: Sequence[StepRow], width: int, limit: int | None = _ROWS) -
         skipped = sum(row.overflow for row in rows)
         lines.append(f"{skipped:,} of the last {len(rows):,} updates skipped")
     return lines + and_more(len(rows) - len(shown), "step[|s] before these")
-
-
-def _cell(value: float | None) -> str:
-    return "-" if value is None else format_number(value)
 
 
 _COLUMNS = (

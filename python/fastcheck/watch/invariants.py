@@ -8,7 +8,7 @@ seen in a graph. docs/invariants.md has the table in words.
 
 from __future__ import annotations
 
-from typing import Callable
+from typing import Any, Callable
 
 import numpy as np
 
@@ -37,16 +37,12 @@ def _once(view: StepsView) -> np.ndarray:
     return np.zeros(view.now.is_read.shape, bool)
 
 
-def _is_wide(view: StepsView) -> np.ndarray:
-    return _WHOLE[view.now.codes] == 0
-
-
 def stands_still(is_wide: bool) -> Callable[[StepsView], np.ndarray]:
     """A condition for weights that kept every bit in updates that should have moved them."""
 
     def condition(view: StepsView) -> np.ndarray:
         is_still: np.ndarray = view.standing >= _STANDING
-        return is_still & (_is_wide(view) == is_wide) if is_still.any() else is_still
+        return is_still & ((_WHOLE[view.now.codes] == 0) == is_wide) if is_still.any() else is_still
 
     return condition
 
@@ -97,14 +93,14 @@ def input_is_constant(view: StepsView) -> np.ndarray:
     return is_large & ~varies & ~(is_large & (now.sums == _IGNORED * now.numel))
 
 
-def _fact(
-    name: str, cause: str, text: str, *, advice: str = "", source: str = "fastcheck"
-) -> NumberRule:
-    """A rule on a count of ``monitor/loop/facts.py``. It warns if it has advice."""
+def _fact(name: str, *, advice: str = "", **fields: Any) -> NumberRule:
+    """A rule that is reported once in a run, by default on a count of ``monitor/loop/facts.py``,
+    and warns if it has advice. ``fields``: others of the rule.
+    """
+    always: dict[str, Any] = {"condition": lambda number: True, "steps": 1, "warns": bool(advice)}
     return NumberRule(
-        kind="invariant", names=[name], condition=lambda number: True, steps=1, is_over=never,
-        pause="", warns=bool(advice), cause=cause, text=text, advice=advice, source=source,
-    )  # fmt: skip
+        kind="invariant", names=[name], is_over=never, pause="", advice=advice, **always | fields
+    )
 
 
 NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
@@ -217,22 +213,21 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         text="gradients are clipped {name} for one update, and backward() adds to what was clipped"
         ", in {value} updates in a row",
     ),
-    NumberRule(
-        kind="invariant", names=["clip_ratio"], condition=lambda ratio: ratio.value >= _CLIPS,
-        is_over=never, steps=_CLIP_STEPS, pause="", warns=False, cause="optimizer",
+    _fact(
+        "clip_ratio", cause="optimizer", condition=lambda ratio: ratio.value >= _CLIPS,
+        steps=_CLIP_STEPS,
         text="every update is clipped to less than a thousandth: the norm of all gradients is "
         "{value} times the threshold of {usual}",
     ),
-    NumberRule(
-        kind="invariant", names=["clip_ratio"], condition=lambda ratio: ratio.value <= 1 / _CLIPS,
-        is_over=never, steps=_CLIP_STEPS, pause="", warns=False, cause="optimizer",
+    _fact(
+        "clip_ratio", cause="optimizer", condition=lambda ratio: ratio.value <= 1 / _CLIPS,
+        steps=_CLIP_STEPS,
         text="clipping changes nothing: the norm of all gradients is {value} times the threshold "
         "of {usual}",
     ),
-    NumberRule(
-        kind="invariant", names=["loss_scale"],
-        condition=lambda scale: scale.is_skipped and scale.run == 0, is_over=never, steps=_STUCK,
-        pause="", cause="precision",
+    _fact(
+        "loss_scale", cause="precision",
+        condition=lambda scale: scale.is_skipped and scale.run == 0, steps=_STUCK,
         text="the loss scale stays at {value} although updates are skipped",
         advice="check that its backoff_factor is below 1 and that no step sets the scale again",
         source="Micikevicius et al. (2018)",
@@ -349,19 +344,15 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "times: weights of an average or a checkpoint may have replaced those that are trained",
         source="Open-Sora-Plan#186",
     ),
-    NumberRule(
-        kind="invariant", names=["fault"], condition=lambda number: True, steps=1, is_over=never,
-        pause="", cause="optimizer", text="{name}",
-    ),
+    _fact("fault", cause="optimizer", text="{name}", warns=True),
     _fact(
         "made_anew", cause="optimizer",
         text="an optimizer of the same parameters began without a state for the third time: {name}",
         source="CodefyUI#147",
     ),
-    NumberRule(
-        kind="invariant", names=["rate_share"],
-        condition=lambda rate: 0 < rate.value < LEAST_RATE * rate.usual, is_over=never,
-        steps=_TINY_STEPS, pause="", warns=False, cause="optimizer",
+    _fact(
+        "rate_share", cause="optimizer", steps=_TINY_STEPS,
+        condition=lambda rate: 0 < rate.value < LEAST_RATE * rate.usual,
         text="the learning rate is {value}, less than a millionth of its largest value until now, "
         "{usual}",
     ),

@@ -79,7 +79,9 @@ class Movers:
             site, phase = self._sites[int(sites[at])], int(phases[at])
             score = float(of["score"][rows[at], sites[at]])
             mover = Mover(int(since[at]), site, NAMES[rows[at]], score, phase == INPUT)
-            if loss is not None and is_loss_due and _comes_before(loss, mover, phase):
+            # The loss comes before the gradients of its step.
+            is_later = loss is not None and (mover.step, phase) >= (loss.step, GRADIENT)
+            if loss is not None and is_loss_due and is_later:
                 movers.append(loss)
                 is_loss_due = False
             if (site.module, phase) not in seen:
@@ -100,7 +102,3 @@ class Movers:
     def order_of_site(self, number: int) -> tuple[int, int]:
         """The phase and the place of a site, as it was last read."""
         return int(self._of["phase"][number]), int(self._of["place"][number])
-
-
-def _comes_before(loss: Mover, mover: Mover, phase: int) -> bool:
-    return loss.step < mover.step or (loss.step == mover.step and phase >= GRADIENT)

@@ -188,8 +188,8 @@ def scale_is_well(scale: Number) -> bool:
     return scale.share <= _MOST_SKIPPED / 2 and scale.run < _HALVINGS
 
 
-def _ratio(number: Number) -> float:
-    least, most = sorted((number.value, number.usual))
+def _ratio(*numbers: float) -> float:
+    least, most = sorted(numbers)
     return most / least if least > 0 else math.inf
 
 
@@ -197,13 +197,12 @@ def average_changed(beta: Number) -> bool:
     """True if a moving average reaches back at least twice as far as before, or at most half as
     far.
     """
-    least, most = sorted((1 - beta.value, 1 - beta.usual))
-    return least <= 0 or most / least >= _AVERAGE_FACTOR
+    return _ratio(1 - beta.value, 1 - beta.usual) >= _AVERAGE_FACTOR
 
 
 def factor_changed(number: Number) -> bool:
     """True if a number has changed by orders of magnitude."""
-    return _ratio(number) >= _FACTOR
+    return _ratio(number.value, number.usual) >= _FACTOR
 
 
 def is_jump(before: float, rate: float, steps: int = 1) -> bool:

@@ -332,7 +332,7 @@ def _phase(site: Site) -> Phase:
         site.module.startswith(site.module_type)
         and re.fullmatch(r"(_\d+)?", site.module[len(site.module_type) :])
     )
-    # What the criterion returns, or what a model returns under that name.
+    # The result of a criterion, or what a model returns under that name.
     is_loss = site.module != "" or site.label in ("output.loss", "output['loss']")
     if site.role == "loss" or (site.role == "output" and is_root and is_loss):
         return Phase.LOSS

@@ -65,7 +65,7 @@ def op_script(
     ]
     # Not str.format(): the text is a program, and a title may hold anything.
     parts = {
-        "@TITLE": _quoted(title),
+        "@TITLE": printable(title).replace("\\", "\\\\").replace('"', "'"),  # in a docstring
         "@RUN\n": "".join(f"    {line}\n" for line in lines),
         "@EXPECTED\n": "".join(f"    {row!r},\n" for row in expected),
         "@DEVICE": repr(str(tensors[0][1].device) if tensors else "cpu"),
@@ -94,11 +94,6 @@ def _argument_text(value: Any, names: Mapping[int, str]) -> str:
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         raise UnsupportedArgumentError(f"an argument is symbolic: {value}")
     raise UnsupportedArgumentError(f"an argument is a {type(value).__name__}")
-
-
-def _quoted(title: str) -> str:
-    """The title, escaped for use in a docstring."""
-    return printable(title).replace("\\", "\\\\").replace('"', "'")
 
 
 _TEMPLATE = '''\

@@ -11,12 +11,15 @@ from .case import Advice, Case, Operation
 
 def softmax(case: Case, made: Operation) -> Iterator[Advice]:
     label, reading = made.operand(0)
+    # Other rows may have masked elements, or elements far below the largest.
+    masked = 0 if made.result is None else made.result.neginf_count
+    zeros = 0 if made.result is None else made.result.zero_count
     if made.may_be_nan and reading is not None and reading.posinf_count:
         yield Advice(
             f"{label} holds {reading.posinf_count:,} +Inf, and softmax subtracts the largest: "
             "Inf - Inf is NaN. Look for what made them, and clamp there."
         )
-    elif made.may_be_nan and made.is_open and reading is None and _holds_zeros(made):
+    elif made.may_be_nan and made.is_open and reading is None and zeros:
         yield Advice(
             f"{made.shown} makes NaN of a row of nothing but -inf, as one that is masked whole, "
             "and of one that holds +Inf, as a product that overflowed. Other rows hold 0, as those "
@@ -25,7 +28,7 @@ def softmax(case: Case, made: Operation) -> Iterator[Advice]:
             "with a large finite number; if there is none, look for what made the scores so large.",
             "scores.masked_fill(mask, torch.finfo(scores.dtype).min)",
         )
-    elif made.may_be_nan and made.is_open and reading is None and not _has_masked(made):
+    elif made.may_be_nan and made.is_open and reading is None and not masked:
         yield Advice(
             f"{made.shown} makes NaN of a row that holds +Inf, and of a row of nothing but -Inf "
             "(masked whole), or has it from what it read: look at what makes its input for x/0, "
@@ -38,16 +41,6 @@ def softmax(case: Case, made: Operation) -> Iterator[Advice]:
             "finite number.",
             "scores.masked_fill(mask, torch.finfo(scores.dtype).min)",
         )
-
-
-def _has_masked(made: Operation) -> bool:
-    """True if other rows of log_softmax have masked elements."""
-    return made.result is not None and made.result.neginf_count > 0
-
-
-def _holds_zeros(made: Operation) -> bool:
-    """True if other rows of softmax have elements that are masked, or far below the largest."""
-    return made.result is not None and made.result.zero_count > 0
 
 
 def attention(case: Case, made: Operation) -> Iterator[Advice]:

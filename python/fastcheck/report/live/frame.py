@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Optional
 
 from fastcheck.errors import printable
-from fastcheck.log.step_table import StepRow
 from fastcheck.record.statistics import statistics_of
 from fastcheck.utils.text.layout import sparkline, to_ascii, wrap
 from fastcheck.utils.text.numbers import format_bytes, format_number
 
-from .state import SORTS, LiveState, RankState, SiteRow
+from .state import SORTS, LiveState, SiteRow
 
 
 def cell_count(text: str) -> int:
@@ -192,15 +190,11 @@ def _numbers(state: LiveState, width: int, ascii_only: bool) -> list[Line]:
         room = max(min(_SPARK, width - _LABEL - _NUMBER - 4), 1)
         line = sparkline(values, bad, room, ascii_only)
         style = "red" if bad[-1] else ""
-        note = _skipped(rows) if name == "scale" else ""
+        skipped = sum(row.overflow for row in rows) if name == "scale" else 0
+        note = f"  {skipped} of {len(rows)} updates skipped" if skipped else ""
         cell = format_number(values[-1]).rjust(_NUMBER)
         lines.append([_label(label), (cell, style), ("  " + line, ""), (note, "yellow")])
     return lines
-
-
-def _skipped(rows: Sequence[StepRow]) -> str:
-    skipped = sum(row.overflow for row in rows)
-    return f"  {skipped} of {len(rows)} updates skipped" if skipped else ""
 
 
 def _ranks(state: LiveState) -> list[Line]:
@@ -308,14 +302,10 @@ def _sites(
         line.append(("  " + shown.rjust(_NUMBER), ""))
         if has_rms:
             line.append(("  " + format_number(reading.rms).rjust(_NUMBER), ""))
-        line.append(("  " + _spark(rank, row.site, spark, ascii_only), style))
+        values, bad = rank.trends.series(row.site)
+        line.append(("  " + sparkline(values[-spark:], bad[-spark:], spark, ascii_only), style))
         lines.append(line)
     return lines
-
-
-def _spark(rank: RankState, site: int, steps: int, ascii_only: bool) -> str:
-    values, bad = rank.trends.series(site)
-    return sparkline(values[-steps:], bad[-steps:], steps, ascii_only)
 
 
 def _bits(bits: float) -> str:

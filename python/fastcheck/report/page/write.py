@@ -340,7 +340,8 @@ def _event(event: Event, contents: Collected) -> dict[str, Any]:
     return {
         "step": event.step,
         "rank": event.rank,
-        "row": _row_of(contents, event.rank, event.site),
+        # -1: a site without records on this rank; a gradient is blamed on who read it.
+        "row": contents.row_of.get((event.rank, event.site), -1),
         "where": str(event.site),
         "verdict": int(event.verdict),
         "counted": event.counted,
@@ -373,11 +374,6 @@ def _opens(contents: Collected) -> Optional[dict[str, int]]:
             if at is not None and at["row"] >= 0:
                 return {"rank": event["rank"], "step": at["step"], "row": at["row"]}
     return _first(contents)
-
-
-def _row_of(contents: Collected, rank: int, site: Site) -> int:
-    """-1 for a site without records on this rank: a gradient is blamed on who read it."""
-    return contents.row_of.get((rank, site), -1)
 
 
 def _options(meta: dict[str, Any]) -> dict[str, Any]:

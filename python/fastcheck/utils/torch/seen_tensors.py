@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from typing import Optional
-
 import torch
 
 from fastcheck.extension import compiled
@@ -45,7 +43,9 @@ class SeenTensors:
             return -1
         identity = int(storage._cdata)
         kind = tensor.dtype, tensor.is_conj(), tensor.is_neg()
-        place = identity, tensor.storage_offset(), tensor.numel(), _geometry(tensor)
+        # Where it is dense, neither sizes nor strides change which bytes are shown.
+        geometry = None if is_dense(tensor) else (tuple(tensor.shape), tensor.stride())
+        place = identity, tensor.storage_offset(), tensor.numel(), geometry
         key = place, tensor._version, kind
         first_seq = self._seqs.get(key)
         if first_seq is not None:
@@ -61,8 +61,3 @@ class SeenTensors:
 
     def __len__(self) -> int:
         return len(self._seqs)
-
-
-def _geometry(tensor: torch.Tensor) -> Optional[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Sizes and strides; None when dense, where neither changes which bytes are shown."""
-    return None if is_dense(tensor) else (tuple(tensor.shape), tensor.stride())
