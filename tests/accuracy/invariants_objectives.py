@@ -421,6 +421,103 @@ def heads_in_a_dictionary(is_faulty: bool) -> Iterator[Any]:
     train(model, loss)
 
 
+@objective("PoissonNLLLoss of exp()", "poisson_nll_loss is given the result of exp as input")
+def rate_in_the_place_of_its_logarithm(is_faulty: bool) -> Iterator[Any]:
+    model = net(16, 32, 1)
+    yield model
+
+    def loss(step: int) -> torch.Tensor:
+        x = torch.randn(32, 16)
+        made, counts = model(x), torch.poisson(x[:, :1].sigmoid())
+        return F.poisson_nll_loss(made.exp() if is_faulty else made, counts)
+
+    train(model, loss)
+
+
+@objective("cross_entropy() of squeezed logits", "more than 1, in 1 of 1 rows of 32 classes")
+def softmax_over_the_samples(is_faulty: bool) -> Iterator[Any]:
+    model = net(16, 32, 1)
+    yield model
+
+    def loss(step: int) -> torch.Tensor:
+        x = torch.randn(32, 16)
+        of = F.cross_entropy if is_faulty else F.binary_cross_entropy_with_logits
+        return of(model(x).squeeze(1), (x[:, 0] > 0).float())
+
+    train(model, loss)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.embed, self.layer, self.head = nn.Embedding(20, 16), layer, nn.Linear(16, 20)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.head(self.layer(self.embed(tokens))[0])
+        return made
+
+
+@objective("char-rnn: targets that are the input", "a recurrent layer reads at each place that")
+def targets_that_a_recurrent_layer_reads(is_faulty: bool) -> Iterator[Any]:
+    model = Recurrent(nn.GRU(16, 16, batch_first=True))
+    yield model
+
+    def loss(step: int) -> torch.Tensor:
+        tokens = torch.randint(0, 20, (8, 9))
+        given = tokens[:, :-1]
+        target = given if is_faulty else tokens[:, 1:]
+        return F.cross_entropy(model(given).flatten(0, 1), target.flatten())
+
+    train(model, loss)
+
+
+class Scaled(nn.Module):
+    def __init__(self, is_faulty: bool) -> None:
+        super().__init__()
+        self.body = nn.Linear(16, 10)
+        scale = torch.ones(10, requires_grad=True)
+        self.scale = scale if is_faulty else nn.Parameter(scale)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.body(x) * self.scale
+        return made
+
+
+@objective("forums: a tensor is no nn.Parameter", "1 weight in scale gets gradients that nothing")
+def scale_that_is_no_parameter(is_faulty: bool) -> Iterator[Any]:
+    model = Scaled(is_faulty)
+    yield model
+
+    def loss(step: int) -> torch.Tensor:
+        x, y = batch()
+        return F.cross_entropy(model(x), y)
+
+    train(model, loss)
+
+
+class _Centers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.centers = nn.Parameter(torch.randn(10, 10))
+
+    def forward(self, made: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(made, self.centers[y])
+
+
+@objective("forums: center loss", "1 weight in distance.centers gets gradients that nothing uses")
+def centers_without_an_optimizer(is_faulty: bool) -> Iterator[Any]:
+    model, distance = net(16, 32, 10), _Centers()
+    yield model
+
+    def loss(step: int) -> torch.Tensor:
+        x, y = batch()
+        made = model(x)
+        return F.cross_entropy(made, y) + 0.1 * distance(made, y)
+
+    own = [*model.parameters(), *(() if is_faulty else distance.parameters())]
+    train(model, loss, torch.optim.Adam(own, 1e-3))
+
+
 @objective("labels of 0 to 1 that are made integers", "32 targets of 4 classes: all are 0")
 def labels_that_are_cut_off(is_faulty: bool) -> Iterator[Any]:
     model = net(16, 32, 4)

@@ -274,9 +274,9 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
     ),
     _fact(
         "attribute", cause="optimizer",
-        text="{name} has an attribute requires_grad, False, which torch does not read: an "
-        "optimizer holds its {value} parameters",
-        advice="call requires_grad_(False) on the module",
+        text="{name} is False, which torch does not read there: an optimizer holds what it was to "
+        "freeze",
+        advice="call requires_grad_(False) on the module or the parameter",
     ),
     _fact(
         "unread_rate", cause="optimizer",
@@ -465,9 +465,17 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
     _fact(
         "no_logarithm", cause="loss",
         text="in the graph of the loss {name}{checks}: it "
-        "expects logarithms of probabilities there",
+        "expects logarithms there",
         advice="give it log_softmax of the logits (targets of kl_div stay probabilities, unless "
-        "log_target=True)", source="forums: kl_div that becomes negative, CTCLoss of logits",
+        "log_target=True), or poisson_nll_loss what exp() was given, or log_input=False",
+        source="forums: kl_div that becomes negative, CTCLoss of logits, PoissonNLLLoss of exp()",
+    ),
+    _fact(
+        "many_hot", cause="loss",
+        text="in the graph of the loss cross entropy is given targets of 0 and 1 that add up to "
+        "more than 1, {name}{checks}: its softmax makes them compete. For labels that do not rule "
+        "each other out, as those of several samples, binary_cross_entropy_with_logits is meant",
+        source="forums: cross entropy for several labels, or of logits that were squeezed",
     ),
     _fact(
         "earlier_loss", cause="loss",
@@ -569,8 +577,8 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
     _fact(
         "unshifted", cause="data",
         text="in the graph of the loss cross entropy is given as targets what the embedding was "
-        "given, number for number, though attention at each place looks at that place, too"
-        "{checks}: the model has to copy its input",
+        "given, number for number, though attention or a recurrent layer reads at each place that "
+        "place, too{checks}: the model has to copy its input",
         advice="shift them by one, as logits[:, :-1] and tokens[:, 1:] are, unless a function that "
         "is given both does it",
         source="forums: a language model whose loss falls to 0",
@@ -708,11 +716,25 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
     ),
     _fact(
         "unregistered", cause="optimizer",
-        text="{name} get gradients that nothing uses{checks}: parameters() has no weights of what "
+        text="{name} gradients that nothing uses{checks}: parameters() has no weights of what "
         "a list, a tuple or a dictionary holds, and no optimizer that has stepped has them",
         advice="use nn.ModuleList or nn.ModuleDict, and make the optimizer after that; freeze what "
         "is not to be trained with requires_grad_(False)",
         source="forums: layers in a Python list",
+    ),
+    _fact(
+        "no_parameter", cause="optimizer",
+        text="{name} gradients that nothing uses{checks}: a tensor with requires_grad that is "
+        "no nn.Parameter is not among parameters(), and no optimizer that has stepped has it",
+        advice="make it an nn.Parameter (of an nn.ParameterList in a list) before the optimizer is "
+        "made", source="forums: a learned prompt, or temperature, that does not change",
+    ),
+    _fact(
+        "left_out", cause="optimizer",
+        text="{name} gradients that nothing uses{checks}: no model that install() was given has "
+        "registered it, and no optimizer that has stepped has it. What is to be trained, as the "
+        "centers of a criterion, an optimizer has to be given",
+        source="forums: the centers of a center loss",
     ),
     _fact(
         "one_number", cause="layer",

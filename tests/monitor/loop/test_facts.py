@@ -33,14 +33,18 @@ def test_gradients_that_are_not_cleared() -> None:
     assert found[0].startswith("step 11: ")
 
 
-@pytest.mark.parametrize("kind", ["attribute", "method", "read", "one is open"])
+@pytest.mark.parametrize("kind", ["attribute", "misspelt", "method", "read", "one is open"])
 def test_a_module_that_an_attribute_does_not_freeze(kind: str) -> None:
-    """``read``: the program has frozen its parameters, too; ``one is open``: all but a bias."""
+    """``misspelt``: of a parameter; ``read``: the program has frozen its parameters, too; ``one is
+    open``: all but a bias.
+    """
 
     def step(model: nn.Module, optimizer: Any) -> None:
         first: Any = model[0]
         if kind == "method":
             first.requires_grad_(False)
+        elif kind == "misspelt":
+            first.weight.require_grad = False
         else:
             first.requires_grad = False
             first.weight.requires_grad_(kind == "attribute")
@@ -49,9 +53,10 @@ def test_a_module_that_an_attribute_does_not_freeze(kind: str) -> None:
         loss(model).backward()
         optimizer.step()
 
-    found = [text for text in texts(step) if "an attribute requires_grad" in text]
-    assert len(found) == (kind == "attribute")
-    assert all("0 has an attribute" in text and "holds its 2 parameters" in text for text in found)
+    found = [text for text in texts(step) if "which torch does not read" in text]
+    assert len(found) == (kind in ("attribute", "misspelt"))
+    name = "0.weight.require_grad" if kind == "misspelt" else "0.requires_grad"
+    assert all(f": {name} is False" in text for text in found)
 
 
 @pytest.mark.parametrize("how", ["attribute", "defaults", "group", "both", "once", "none"])

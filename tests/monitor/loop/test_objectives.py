@@ -17,7 +17,7 @@ from torch.distributions import Normal, kl_divergence
 
 import fastcheck
 from accuracy.invariants import texts_of
-from accuracy.invariants_objectives import OBJECTIVES, net, train
+from accuracy.invariants_objectives import OBJECTIVES, Recurrent, Scaled, net, train
 from accuracy.invariants_programs import Fault
 
 
@@ -155,6 +155,19 @@ def _autoencoder(model: nn.Module) -> torch.Tensor:
     return F.mse_loss(model(x), x)
 
 
+def _counts(model: nn.Module) -> torch.Tensor:
+    x = torch.randn(32, 16)
+    rate, squares = model(x).exp().chunk(2, 1)
+    return F.poisson_nll_loss(rate, x[:, :8] ** 2, log_input=False) + squares.exp().log1p().mean()
+
+
+def _several_positives(model: nn.Module) -> torch.Tensor:
+    x = torch.randn(32, 16)
+    alike = (x[:, :1].sign() == x[:, 0].sign()).float()
+    of = -(alike * (model(x) @ x.t() / 16).log_softmax(1)).sum(1)
+    return F.cross_entropy(model(x), F.one_hot(x.argmax(1), 16).float()) + of.mean() / 16
+
+
 def _kernel(model: nn.Module) -> torch.Tensor:
     """A distance of distributions by a kernel, of each with each."""
     made, other = model(torch.randn(32, 16))[:, :1], torch.randn(32, 1)
@@ -177,7 +190,7 @@ def _mixture(model: nn.Module) -> torch.Tensor:
         *(_pixels_of_one_class, _masked_before_dropout),
         *(_divergence_alone, _of_a_deviation, _mean_decoded, _root_of_variance, _pairs),
         *(_advantages, _entropy_alone, _soft_labels, _forgets_a_part, _constant_term),
-        *(_autoencoder, _kernel, _mixture),
+        *(_autoencoder, _kernel, _mixture, _counts, _several_positives),
     ],
 )
 def test_what_is_like_a_fault_and_healthy(loss: Callable[[nn.Module], torch.Tensor]) -> None:
@@ -253,6 +266,102 @@ def test_a_layer_in_a_list(kind: str) -> None:
     warned, told = texts_of(program())
     is_told = any("2 weights in layers get gradients" in text for text in warned)
     assert is_told is (kind == "trains nothing") and told == []
+
+
+class _Encoded(nn.Module):
+    """An autoencoder of sequences: the decoder reads the last state of the encoder alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = (nn.GRU(16, 16, 2, batch_first=True) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        state = self.encoder(x)[1]
+        made: tuple[torch.Tensor, torch.Tensor] = self.decoder(
+            state[-1][:, None].expand(-1, x.shape[1], -1), state
+        )
+        return made
+
+
+class _Pointwise(nn.Linear):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:  # type: ignore[override]  # as GRU
+        return (super().forward(x),)
+
+
+@pytest.mark.parametrize(
+    ("layer", "is_told"),
+    [
+        (nn.GRU(16, 16, 2, batch_first=True), True),
+        (nn.LSTM(16, 16, 2, batch_first=True), True),
+        (nn.RNN(16, 16, batch_first=True), True),
+        (nn.GRU(16, 8, batch_first=True, bidirectional=True), False),
+        (nn.LSTM(16, 8, batch_first=True, bidirectional=True), False),
+        (_Encoded(), False),
+        (_Pointwise(16, 16), False),
+    ],
+)
+@pytest.mark.parametrize("is_shifted", [False, True])
+def test_targets_that_a_recurrent_layer_reads(
+    layer: nn.Module, is_told: bool, is_shifted: bool
+) -> None:
+    torch.manual_seed(0)
+    model = Recurrent(copy.deepcopy(layer))
+
+    def loss(step: int) -> torch.Tensor:
+        tokens = torch.randint(0, 20, (8, 9))
+        target = tokens[:, is_shifted : 8 + is_shifted]
+        return F.cross_entropy(model(tokens[:, :8]).flatten(0, 1), target.flatten())
+
+    assert len(said(model, loss)) == (is_told and not is_shifted)
+
+
+class _Points(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1))
+        self.x = torch.rand(32, 2, requires_grad=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.net(x)
+        return made
+
+
+@pytest.mark.parametrize("kind", ["derived", "updated by hand", "trained", "own loss network"])
+def test_a_tensor_that_requires_a_gradient_and_is_not_trained(kind: str) -> None:
+    """As points at which an equation is to hold, and what the program updates itself."""
+    torch.manual_seed(0)
+    model = _Points()
+    points, other = model.x, torch.rand(32, 2, requires_grad=True)
+    reads = nn.Sequential(nn.Linear(1, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+
+    def loss(step: int) -> torch.Tensor:
+        if kind == "updated by hand" and step:
+            with torch.no_grad():
+                points.sub_(0.01 * points.grad)
+                other.data -= 0.01 * other.grad
+            points.grad, other.grad = None, None
+        made = model(points) + model(other)
+        if kind == "derived":
+            slopes = torch.autograd.grad(made.sum(), (points, other), create_graph=True)
+            return sum((slope.square().mean() for slope in slopes), made.square().mean())
+        read = reads(made) if kind == "own loss network" else made
+        return read.square().mean() + read.mean() + model.net(torch.rand(8, 2)).square().mean()
+
+    own = [*model.parameters(), *((points, other) if kind != "updated by hand" else ())]
+
+    def program() -> Any:
+        yield model
+        train(model, loss, torch.optim.Adam(model.parameters() if kind == "derived" else own, 1e-3))
+
+    assert texts_of(program()) == ([], [])
+
+
+def test_a_teacher_may_have_a_graph() -> None:
+    torch.manual_seed(0)
+    model = Scaled(is_faulty=False)
+    teacher = copy.deepcopy(model)
+    x = torch.randn(48, 32, 16)
+    assert said(model, lambda step: F.mse_loss(model(x[step]), teacher(x[step].sin()))) == []
 
 
 def test_a_target_network_may_have_a_graph() -> None:

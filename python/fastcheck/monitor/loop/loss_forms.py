@@ -142,8 +142,10 @@ class LossForms:
         self._last = (-1, 0)
         # Where several optimizers take turns, the loss of each is compared with its own.
         self._since: defaultdict[int, SinceLastLook] = defaultdict(
-            lambda: SinceLastLook(models, known)
+            lambda: SinceLastLook(models, known, self.derived_by)
         )
+        #: The numbers of tensors with respect to which the program has asked for derivatives.
+        self.derived_by: set[int] = set()
         self._known = known
         self._held = held
         # The number of the newest node that was marked.
@@ -387,11 +389,17 @@ def _sides(node: Any) -> list[Any]:
 
 
 def _no_logarithm(node: Any) -> str:
-    """Names a criterion of logarithms of probabilities that is given others; empty: it is none."""
+    """Names a criterion of logarithms of probabilities, or of rates, that is given others; empty:
+    it is none.
+    """
     if kind_of(node).endswith("CtcLoss"):
         given = maker_of(node)
         what = _LINEAR.get(kind_of(given), "a softmax" if kind_of(given) == "Softmax" else "")
         return f"ctc_loss is given the result of {what} as input" if what else ""
+    # poisson_nll_loss(): exp(input) - target * input.
+    rate = match(node, ("Sub", ("Exp", "x:Exp|Softplus"), ("Mul", "-", "x:*")))
+    if rate is not None:
+        return f"poisson_nll_loss is given the result of {kind_of(rate['x']).lower()} as input"
     # kl_div() is the sum of xlogy(target, target) - target * input, or, with log_target=True, of
     # exp(target) * (target - input).
     found = match(node, ("Mean|Sum", ("Sub", "-|Xlogy", ("t:Mul", "-", "x:*"))))
@@ -414,6 +422,23 @@ def _no_logarithm(node: Any) -> str:
     rows = target.sum(dtype=torch.float64) * classes / target.numel()
     is_target = math.isclose(rows, 1, rel_tol=1e-3) and bool((target >= 0).all())
     return f"kl_div is given the result of {_LINEAR.get(kind, 'a softmax')} as input" * is_target
+
+
+def _many_hot(node: Any) -> str:
+    """Names the targets of a cross entropy that is given some for each class, if they are 0 and 1
+    and most rows have several 1; empty: they are not.
+    """
+    found = match(node, ("Neg", ("s:Sum", ("m:Mul", "l:LogSoftmax", "-"))))
+    target = saved_by(found["m"], "other") if found and not shape_of(found["s"]) else None
+    if found is None or target is None or tuple(target.shape) != shape_of(found["l"]):
+        return ""
+    if not bool(((target == 0) | (target == 1)).all()):
+        return ""
+    dimension, shape = axis_of(found["l"])
+    counts = target.sum(dimension, dtype=torch.float64).flatten()
+    count = int((counts > 1).sum())
+    rows = len(counts)
+    return f"in {count} of {rows} rows of {shape[dimension]} classes" if 2 * count > rows else ""
 
 
 def never_negative(root: torch.Tensor, is_scaled: bool) -> str:
@@ -690,6 +715,7 @@ def _has_constant(node: Any) -> bool:
 #: The forms that one node shows, each with what names it.
 _CHECKS: tuple[tuple[str, Callable[[Any], str]], ...] = (
     ("no_logarithm", _no_logarithm),
+    ("many_hot", _many_hot),
     ("dropped", _dropped),
     ("narrow", _narrow),
     ("clamped", _clamped),

@@ -26,6 +26,8 @@ _PASSES = 3
 _LARGE_MOMENTUM = 0.9
 _MOST_TRAINED = 0.02
 _MOST_DROPPED = 0.75
+# Names by which programs mean to freeze, where torch reads no attribute of that name.
+_FROZEN = ("requires_grad", "require_grad", "require_grads", "requires_grads", "required_grad")
 
 
 class ModelFacts:
@@ -129,17 +131,20 @@ class ModelFacts:
             self._streaks.tell("frozen", part, f"{part:,} of {whole:,}: {names_of(trained)}")
 
     def _look_at_attributes(self) -> None:
-        """Modules that were to be frozen by an attribute, which torch does not read."""
+        """Modules and parameters that were to be frozen by an attribute which torch does not
+        read.
+        """
         ids = held(self._optimizers)
         roots = [(node, root) for node in self._nodes if node.is_root and (root := node.module())]
         for node, root in roots:
             for path, module in root.named_modules(prefix=node.path):
-                parameters = list(module.parameters())
-                is_set = vars(module).get("requires_grad") is False and bool(parameters)
-                if is_set and all(p.requires_grad and id(p) in ids for p in parameters):
-                    self._streaks.tell_once(
-                        "attribute", len(parameters), path or type(root).__name__
-                    )
+                name = path or type(root).__name__
+                own = module.named_parameters(prefix=name, recurse=False)
+                owners = [(name, module, list(module.parameters())), *((n, p, [p]) for n, p in own)]
+                for name, owner, of in owners:
+                    found = next((a for a in _FROZEN if vars(owner).get(a) is False), None)
+                    if found and of and all(p.requires_grad and id(p) in ids for p in of):
+                        self._streaks.tell_once("attribute", len(of), f"{name}.{found}")
 
     def _look_at_ties(self) -> None:
         if any(node.is_primary and is_untied(node.module()) for node in self._nodes):

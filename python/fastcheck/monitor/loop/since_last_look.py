@@ -7,13 +7,15 @@ Reads tensors that the graph has saved, and waits for a device.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Callable, Optional
 
 import torch
 import torch.nn.functional as F
 from torch.nn.modules.dropout import _DropoutNd
 
+from fastcheck.utils.text.numbers import counted
+from fastcheck.utils.torch.frames import values_at_hand
 from fastcheck.utils.torch.memory_ref import MemoryRef
 from fastcheck.utils.torch.readable import can_read_now
 
@@ -34,16 +36,19 @@ _DEVIATIONS = 6.0
 
 class SinceLastLook:
     """``models``: returns those that are installed; ``known``: the numbers of their parameters and
-    those of the optimizers.
+    those of the optimizers; ``derived_by``: of the tensors that the program asks the derivatives
+    with respect to of, as of points in space.
     """
 
     def __init__(
         self,
         models: Callable[[], Sequence[torch.nn.Module]],
         known: Callable[[], Collection[int]],
+        derived_by: Collection[int],
     ) -> None:
         self._models = models
         self._known = known
+        self._derived_by = derived_by
         # The least and the largest value of what a loss has beside its criteria.
         self._rest = (math.inf, -math.inf)
         # The largest loss.
@@ -59,8 +64,7 @@ class SinceLastLook:
             forms["inert_term"] = ""
         if same := self._drops_the_same(nodes):
             forms["same_dropout"] = same
-        if idle := self._are_idle(nodes):
-            forms["unregistered"] = idle
+        forms.update(self._idle_forms(nodes))
         return forms
 
     def _has_other_rest(self, roots: Sequence[torch.Tensor]) -> bool:
@@ -91,26 +95,36 @@ class SinceLastLook:
             return ""
         return f"p={share:g}" if torch.equal(mask, before) else ""
 
-    def _are_idle(self, nodes: Collection[Any]) -> str:
-        """Names the weights in a list, a dictionary or an attribute of a model, none of which it
-        has registered, that have gradients to which backward() goes on adding.
+    def _idle_forms(self, nodes: Collection[Any]) -> Iterator[tuple[str, str]]:
+        """Names the weights that no model has registered, and to whose gradients backward() goes on
+        adding.
         """
         before, self._idle = self._idle, {}
         known = self._known()
-        leaves = {id(leaf): leaf for node in nodes if (leaf := leaf_of(node)) is not None}
-        strange = {number: leaf for number, leaf in leaves.items() if number not in known}
-        names = []
-        for name, weight in _unregistered(self._models()) if strange else ():
-            if id(weight) not in strange or weight.grad is None:
-                continue
-            gradient = weight.grad
-            self._idle[id(weight)] = MemoryRef(weight), weight._version, MemoryRef(gradient)
-            ref, version, other = before.get(id(weight), self._idle[id(weight)])
-            is_same = id(weight) in before and ref.is_of(weight) and version == weight._version
-            if is_same and other.is_of(gradient) and can_read_now(gradient) and gradient.any():
-                names.append(name)
-        places = dict.fromkeys(names)
-        return f"{len(names)} weights in {', '.join(places)}" if names else ""
+        strange = {id(w): w for node in nodes if (w := leaf_of(node)) is not None}
+        idle = [n for n, w in strange.items() if n not in known and self._is_idle(w, before)]
+        found: dict[int, tuple[str, str]] = {}
+        models = self._models()
+        for form, places in (("", _unregistered(models)), ("left_out", _at_hand(models))):
+            for name, weight in places if len(found) < len(idle) else ():
+                own = "unregistered" if isinstance(weight, torch.nn.Parameter) else "no_parameter"
+                if id(weight) in idle:
+                    found.setdefault(id(weight), (form or own, name))
+        for form in dict.fromkeys(form for form, _ in found.values()):
+            names = [name for own, name in found.values() if own == form]
+            what = f"{counted(len(names), 'weight')} in {', '.join(dict.fromkeys(names))}"
+            yield form, f"{what} {'get' if len(names) > 1 else 'gets'}"
+
+    def _is_idle(
+        self, weight: torch.Tensor, before: Mapping[int, tuple[MemoryRef, int, MemoryRef]]
+    ) -> bool:
+        gradient = weight.grad
+        if gradient is None or id(weight) in self._derived_by:
+            return False
+        now = self._idle[id(weight)] = MemoryRef(weight), weight._version, MemoryRef(gradient)
+        ref, version, other = before.get(id(weight), now)
+        is_same = id(weight) in before and ref.is_of(weight) and version == weight._version
+        return is_same and other.is_of(gradient) and can_read_now(gradient) and bool(gradient.any())
 
 
 def _rest(root: torch.Tensor) -> Optional[float]:
@@ -229,17 +243,33 @@ def _first_mask(
 
 def _unregistered(models: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields the parameters of modules in training mode that a list, a tuple or a dictionary of a
-    model's module holds, each with the name of that.
+    model's module holds, and the tensors that these or its attributes are, each with the name of
+    the attribute.
     """
     for model in models:
         for path, module in model.named_modules():
             for attribute, held in vars(module).items():
-                if attribute.startswith("_") or type(held) not in (list, tuple, dict):
+                if attribute.startswith("_"):
                     continue
-                values = list(held.values()) if isinstance(held, dict) else held
                 name = f"{path}.{attribute}" if path else attribute
-                for value in values:
+                values = held.values() if type(held) is dict else held
+                for value in values if type(held) in (list, tuple, dict) else (held,):
                     if isinstance(value, torch.nn.Module) and value.training:
                         yield from ((name, weight) for weight in value.parameters())
-                    elif isinstance(value, torch.nn.Parameter):
+                    elif isinstance(value, torch.Tensor):
                         yield name, value
+
+
+def _at_hand(models: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the tensors of the program's local variables, and the parameters of modules of its own
+    there, as of a criterion: not of layers, nor of a network like a model's, as a teacher is.
+    """
+    kinds = {type(module) for model in models for module in model.modules()}
+    for name, value in values_at_hand():
+        if isinstance(value, torch.Tensor):
+            yield name, value
+            continue
+        is_module = isinstance(value, torch.nn.Module) and value.training
+        for path, module in value.named_modules(prefix=name) if is_module else ():
+            if type(module) not in kinds and not type(module).__module__.startswith("torch."):
+                yield from module.named_parameters(prefix=path, recurse=False)

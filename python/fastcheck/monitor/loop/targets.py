@@ -11,7 +11,7 @@ from typing import Any, Optional
 
 import torch
 
-from .nodes import kind_of, match, saved_by, shape_of, signed
+from .nodes import Edge, kind_of, match, saved_by, shape_of, signed
 
 # Labels are smoothed beyond 0 and 1 at times, but not so far.
 _BEYOND = 0.5
@@ -20,6 +20,9 @@ _BY_PLACE = re.compile(
     "LogSoftmax|Addmm|Mm|Add|Mul|Div|NativeLayerNorm|FusedRmsNorm|NativeDropout|Gelu|Relu|Silu|Tanh|"
     "View|UnsafeView|ReshapeAlias|Transpose|Permute|Clone|ToCopy|Alias"
 )
+_RECURRENT = ("CudnnRnn", "MkldnnRnnLayer")
+# The most nodes of one step of a recurrent layer.
+_MOST_OF_STEP = 64
 # Labels of fewer tokens may be equal by chance.
 _LEAST_TOKENS = 16
 # Criteria of targets that are 1 or -1: the pattern of the graph, what ``t`` has saved of the
@@ -109,9 +112,9 @@ def _blank(node: Any) -> str:
 
 def token_targets(nodes: Collection[Any]) -> dict[str, str]:
     """The forms of a language model whose targets are what the embedding was given, where each
-    place of that leads to the same place of the results: attention looks at a place and earlier
-    ones alone (``unshifted``); or the targets are one place on, and attention looks at that
-    (``sees_next``).
+    place of that leads to the same place of the results: attention, or a recurrent layer, looks at
+    a place and earlier ones alone (``unshifted``); or the targets are one place on, and attention
+    looks at that (``sees_next``).
     """
     given = [node for node in nodes if kind_of(node) == "Embedding"]
     losses = [node for node in nodes if given and kind_of(node) == "NllLoss"]
@@ -119,7 +122,8 @@ def token_targets(nodes: Collection[Any]) -> dict[str, str]:
         return {}
     weights = [made for node in nodes if (made := _attended(node)) is not None]
     is_causal = any(not bool(each.triu(1).any()) for each in weights)
-    if is_causal and any(_copies(node, given) for node in losses):
+    by_steps = not weights
+    if (is_causal or by_steps) and any(_copies(node, given, by_steps=by_steps) for node in losses):
         return {"unshifted": ""}
     lengths = {length for node in given for length in shape_of(node)[:-1]}
     of_tokens = [each for each in weights if len(each) in lengths and not is_causal]
@@ -129,10 +133,12 @@ def token_targets(nodes: Collection[Any]) -> dict[str, str]:
     return {}
 
 
-def _copies(loss: Any, given: Collection[Any], shifted: Optional[int] = None) -> bool:
+def _copies(
+    loss: Any, given: Collection[Any], shifted: Optional[int] = None, by_steps: bool = False
+) -> bool:
     """True if the targets, but for those that are ignored, are the numbers of each embedding of as
     many, and one leads to the loss place by place. ``shifted``: the dimension of these in which the
-    targets are one place on.
+    targets are one place on; ``by_steps``: through a recurrent layer.
     """
     like, labels = _labels(loss, given)
     for tokens in like.values():
@@ -147,16 +153,51 @@ def _copies(loss: Any, given: Collection[Any], shifted: Optional[int] = None) ->
             return False
         if not bool((tokens.reshape(counts.shape)[counts] == known).all()):
             return False
-    waiting = [loss] if like else []
-    met = set(waiting)
+    waiting = list(loss.next_functions) if like else []
+    met = set()
+    is_reached, has_layer = False, not by_steps
     while waiting:
-        for child, _ in waiting.pop().next_functions:
-            if child in like:
-                return True
-            if child is not None and child not in met and _BY_PLACE.fullmatch(kind_of(child)):
+        node, place = waiting.pop()
+        if node is None or node in met:
+            continue
+        met.add(node)
+        is_reached |= node in like
+        layer = _read_by_steps(node) if by_steps and not place else None
+        has_layer |= layer is not None
+        if layer is not None:
+            waiting.append(layer)
+        elif _BY_PLACE.fullmatch(kind_of(node)):
+            waiting.extend(node.next_functions)
+    return is_reached and has_layer
+
+
+def _read_by_steps(node: Any) -> Optional[Edge]:
+    """The tensor that a recurrent layer of one direction has read, whose results for each step
+    ``node`` has made; None: it is none.
+    """
+    kind = kind_of(node)
+    if kind in _RECURRENT:
+        return None if node._saved_bidirectional else node.next_functions[0]
+    steps = [child for child, _ in node.next_functions] if kind == "Stack" else []
+    if len(steps) < 3 or None in steps:
+        return None
+    # Step 1 reads element 1 of the input, and what step 0 has returned.
+    read = [_unbound(steps[place], steps[place - 1]) for place in (1, 2)]
+    layer: Any = next(iter(read[0]), (None, 0))[0]
+    return layer.next_functions[0] if read == [{(layer, 1)}, {(layer, 2)}] else None
+
+
+def _unbound(step: Any, before: Any) -> set[Edge]:
+    """The elements of unbind() that lead to a step, but for those that led to the one before."""
+    waiting, met, found = [step], {step, before}, set()
+    while waiting and len(met) < _MOST_OF_STEP:
+        for child, place in waiting.pop().next_functions:
+            if kind_of(child) == "Unbind":
+                found.add((child, place))
+            elif child is not None and child not in met:
                 met.add(child)
                 waiting.append(child)
-    return False
+    return found
 
 
 def _labels(loss: Any, given: Collection[Any]) -> tuple[dict[Any, torch.Tensor], torch.Tensor]:
