@@ -255,11 +255,13 @@ class Comparison(Result):
 
 
 def _comparison_html(comparison: Comparison) -> str:
+    first = comparison.first and comparison.first.row
+    place = first and f"{first.name}, step {first.step:,}, error {first.error:.3g}"
     fields: list[tuple[str, object]] = [
         ("actual", comparison.actual),
         ("reference", comparison.reference),
         ("compared", comparison.kind),
-        ("first difference", None if comparison.first is None else _place(comparison.first.row)),
+        ("first difference", place),
         ("losses drift from step", comparison.drifts_from),
     ]
     answers = [[answer.question, answer.answer, answer.text] for answer in comparison.answers]
@@ -276,10 +278,6 @@ def _comparison_html(comparison: Comparison) -> str:
         table_html(header, rows, total=len(comparison.rows) + comparison.more_rows),
         lines_html(comparison.notes),
     )
-
-
-def _place(row: Row) -> str:
-    return f"{row.name}, step {row.step:,}, error {row.error:.3g}"
 
 
 Rename = Union[Renamed, os.PathLike[str]]

@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Callable, Optional
+from typing import Callable
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ _FLOAT8 = {torch.float8_e4m3fn: (2.0**-4, 2.0**-10), torch.float8_e5m2: (2.0**-3
 Scales = Mapping[str, torch.Tensor]
 
 
-def relation_of(mine: torch.Tensor, other: torch.Tensor, scales: Optional[Scales] = None) -> str:
+def relation_of(mine: torch.Tensor, other: torch.Tensor, scales: Scales) -> str:
     """The relation of ``mine`` to ``other``, in words; "" where nothing is proved. ``scales``:
     float tensors beside ``mine``, by name.
     """
@@ -39,7 +39,7 @@ def relation_of(mine: torch.Tensor, other: torch.Tensor, scales: Optional[Scales
         return ""
     with torch.no_grad():
         if mine.dtype != other.dtype:
-            return _of_other_dtype(mine, other, scales or {})
+            return _of_other_dtype(mine, other, scales)
         return _of_same_dtype(mine, other)
 
 

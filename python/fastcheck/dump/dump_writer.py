@@ -68,15 +68,12 @@ class DumpSession:
     def is_on(self) -> bool:
         return not self.is_closed and not self.problem
 
-    def read(self, tensor: torch.Tensor, site: int, call: int, flags: int = 0) -> dict[str, Any]:
-        """Reads a tensor; returns the fields of its entry in the index."""
-        return self.records.read(tensor, site, call, flags)
-
     def entry(
         self, label: str, tensor: torch.Tensor, site: int, call: int, flags: int = 0
     ) -> dict[str, Any]:
         """Reads a tensor; returns its entry in the index."""
-        return {"label": label, **describe_tensor(tensor), **self.read(tensor, site, call, flags)}
+        fields = self.records.read(tensor, site, call, flags)
+        return {"label": label, **describe_tensor(tensor), **fields}
 
     def entries(
         self, running: Running, role: str, tensors: list[tuple[str, torch.Tensor]], flags: int = 0

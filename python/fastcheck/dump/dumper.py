@@ -55,12 +55,10 @@ class DumpedState(CallListener):
             module = node.module()
             if module is None or not self._is_wanted(node):
                 continue
-            for name, parameter in module._parameters.items():
-                if parameter is not None and is_materialised(parameter):
-                    tensors.append(((node, name, parameter), "param"))
-            for name, buffer in module._buffers.items():
-                if buffer is not None and is_materialised(buffer):
-                    tensors.append(((node, name, buffer), "buffer"))
+            for role, held in (("param", module._parameters), ("buffer", module._buffers)):
+                for name, tensor in held.items():
+                    if tensor is not None and is_materialised(tensor):
+                        tensors.append(((node, name, tensor), role))
         self._read("stored", tensors)
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
@@ -102,7 +100,7 @@ class DumpedState(CallListener):
                 inner = inner._values()
             entry = {"label": node.name_of(name), **describe_tensor(inner), "role": role}
             if can_read(inner) and has_memory(inner):
-                entry.update(self._session.read(inner, node.site(role, name, 0), 0))
+                entry.update(self._session.records.read(inner, node.site(role, name, 0), 0))
             entries.append(entry)
         if entries:
             self._session.add_call(

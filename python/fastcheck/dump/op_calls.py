@@ -222,7 +222,7 @@ class PythonOpCalls(OpCalls):
                     index = call.forward.next_made()
                 site_label = f"{site_role}[{index}] ({call.info.name})"
         site = self._site(call, site_role, site_label, index)
-        return self.session.read(tensor, site, name.call, call.flags)
+        return self.session.records.read(tensor, site, name.call, call.flags)
 
     def _site(self, call: OpCall, role: str, label: str, index: int) -> int:
         node, name = call.node, call.name
@@ -350,7 +350,7 @@ class RecordedOpCalls(OpCalls):
         return _within(describe_tensor(tensor))
 
     def read_text(self, tensor: torch.Tensor, site: int, call: int, flags: int) -> str:
-        return _within(self.session.read(tensor, site, call, flags))
+        return _within(self.session.records.read(tensor, site, call, flags))
 
 
 def _within(fields: dict[str, Any]) -> str:

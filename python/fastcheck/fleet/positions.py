@@ -115,9 +115,7 @@ def next_step(directory: str, rank: int, position: Position) -> Optional[int]:
     return None
 
 
-def take_until(
-    directory: str, rank: int, position: Position, end: int, most: int = 1 << 20
-) -> NewRecords:
+def take_until(directory: str, rank: int, position: Position, end: int, most: int) -> NewRecords:
     """The records behind ``position`` up to the first record of step ``end`` or later, and not many
     more than ``most``.
 

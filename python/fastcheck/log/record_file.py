@@ -56,7 +56,7 @@ def read_span(path: str, start: int, end: int) -> np.ndarray:
         return np.fromfile(file, RECORD_DTYPE, count=count)
 
 
-def check_version(records: np.ndarray, path: str, first: int = 0) -> None:
+def check_version(records: np.ndarray, path: str, first: int) -> None:
     """``records``: of the file at ``path``, from its record ``first`` on.
 
     Raises:

@@ -75,7 +75,7 @@ _TAKEN = (
 )
 
 
-def open_source(value: Any, side: str, trust: bool = False) -> Source:
+def open_source(value: Any, side: str, trust: bool) -> Source:
     """``value``: a path, or in memory a tensor, a state_dict, or what environment() and inventory()
     return; a list of checkpoints has one of each rank. ``side``: how messages call it. CompareError
     when it is none of these.

@@ -157,15 +157,17 @@ class _Writer:
         written = [tensor for place, _, tensor in inputs if place in info.written]
 
         def text() -> str:
-            title = self._title(what, info.name)
+            ran = f" ({info.name})" if info.name != site.op else ""
+            step = self._culprit.step
+            title = f"What stopped the run at step {step}: {what}, {site.direction}{ran}."
             return op_script(
                 title, call.func, call.args, call.kwargs, specs, written, self._counts(made)
             )
 
-        if len(specs) < len(inputs):
+        is_whole = len(specs) == len(inputs)
+        if not is_whole:
             self._notes.append("no script: not all that the operator read could be written")
-            return self._dumped(what, None)
-        return self._dumped(what, text)
+        return self._dumped(what, text if is_whole else None)
 
     def write_stored(self, tensor: torch.Tensor) -> Dumped:
         """Dumps a weight that was non-finite before any operator ran."""
@@ -211,10 +213,6 @@ class _Writer:
             nan, pos, neg = (0 if record is None else int(record[n]) for n in NONFINITE_COUNTS)
             counts.append((str(entry["label"]), nan, pos, neg))
         return counts
-
-    def _title(self, what: str, ran: str) -> str:
-        direction = f", {self._site.direction}" + (f" ({ran})" if ran != self._site.op else "")
-        return f"What stopped the run at step {self._culprit.step}: {what}{direction}."
 
     def _dumped(self, what: str, text: Any) -> Dumped:
         script = None

@@ -148,7 +148,7 @@ def _number(value: Any) -> Any:
 _WIDTH = 96
 
 
-def verdict_html(report: StopReport, host: str = "") -> str:
+def verdict_html(report: StopReport, host: str) -> str:
     """The report's headline, what to try, and its other sections. ``host``: that of the rank."""
     first = headline(report) + (f" ({host})" if host and report.world_size > 1 else "")
     parts = [headline_html(first, "bad", []), "<h3>Try</h3>", "<ol>"]
