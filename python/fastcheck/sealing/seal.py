@@ -382,6 +382,11 @@ def verify(
         return resumption(_read_seal(path), path, resume, weights, parts, accept)
     if receipt is not None:
         return arrival(checkpoint, receipt, map=map, accept=accept, trust=trust)
+    return _verification(checkpoint, _read_seal(_seal_of(checkpoint)), trust)
+
+
+def _seal_of(checkpoint: Any) -> str:
+    """The path of the seal: of a link without one, that beside what the link leads to."""
     path = seal_path(checkpoint)
     if not os.path.lexists(path) and os.path.islink(checkpoint):  # latest.pt
         path = seal_path(os.path.realpath(checkpoint))
@@ -392,7 +397,11 @@ def verify(
             got=f"{os.fspath(checkpoint)}: no such file or directory",
             hint=why_missing(os.fspath(checkpoint)),
         )
-    content = _read_seal(path)
+    return path
+
+
+def _verification(checkpoint: Any, content: Mapping[str, Any], trust: bool) -> Verification:
+    """``content``: that of the seal."""
     sealed: dict[str, dict[str, Any]] = content["tensors"]
     source = CheckpointSource(checkpoint, trust)
     key_of, several = _keys_by_name(sealed, source.tensors)
