@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fastcheck.log.history import History, joined
-from fastcheck.record.format import DTYPES, RECORD_DTYPE, Depth, Flag
+from fastcheck.record.format import DTYPES, Depth, Flag
 from fastcheck.record.site import SiteTable
 from fastcheck.record.statistics import component_counts
 from fastcheck.statistics.functions import stats
@@ -424,11 +424,9 @@ class StalledWeights:
 
 def _read(tensors: Sequence[Optional[torch.Tensor]], sites: Sequence[int]) -> np.ndarray:
     """The records of those of these tensors that can be read, of these sites."""
-    records = []
     with unobserved(), no_grad():
-        for tensor, site in zip(tensors, sites):
-            values = None if tensor is None else unwrapped(local(tensor))
-            if values is not None and can_read(values) and has_memory(values):
-                records.append(stats(values).record.copy())
-                records[-1]["site"] = site
-    return np.array(records, RECORD_DTYPE)
+        held = [(site, unwrapped(local(t))) for site, t in zip(sites, tensors) if t is not None]
+        read = [(site, values) for site, values in held if can_read(values) and has_memory(values)]
+        records = stats([values for _, values in read]).numpy()
+    records["site"] = [site for site, _ in read]
+    return records
