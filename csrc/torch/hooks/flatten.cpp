@@ -106,7 +106,12 @@ bool HookTensors::add_arguments(PyObject* args, PyObject* kwargs, HookSites& sit
 py::object labelled_arguments(PyObject* args, PyObject* kwargs) {
   py::list found;
   const bool is_all = each_argument(args, kwargs, [&](PyObject* value, const py::object& label) {
-    if (!THPVariable_Check(value) || unpack(value).layout() != at::kStrided) return false;
+    if (!THPVariable_Check(value)) return false;
+    const at::Tensor& tensor = unpack(value);
+    if (tensor.layout() != at::kStrided || tensor.is_nested() ||
+        tensor.key_set().has(c10::DispatchKey::Python)) {
+      return false;
+    }
     found.append(py::make_tuple(label, py::handle(value)));
     return true;
   });

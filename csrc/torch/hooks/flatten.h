@@ -51,7 +51,8 @@ struct HookTensors {
 };
 
 // A list of (label, tensor), as flatten_arguments() of Python makes it; empty where Python has to
-// look: at containers and sparse tensors.
+// look: at containers, and at tensors that are sparse, nested or of a class with operators of its
+// own.
 pybind11::object labelled_arguments(PyObject* args, PyObject* kwargs);
 
 }  // namespace fastcheck

@@ -10,7 +10,7 @@ from typing import Any, Callable, Optional
 import torch
 
 from fastcheck.extension import status
-from fastcheck.utils.torch.memory_ref import values_of
+from fastcheck.utils.torch.memory_ref import held_by
 from fastcheck.utils.torch.readable import can_read, has_memory, is_materialised, is_plain
 from fastcheck.utils.torch.sharding import local
 from fastcheck.utils.torch.transforms import unwrapped
@@ -155,9 +155,7 @@ class TensorBatch:
 
     def add(self, tensor: torch.Tensor, site: int, role: str) -> bool:
         """False: it can't be read."""
-        given, tensor = tensor, unwrapped(local(tensor))
-        values = None if tensor.layout is torch.strided else values_of(tensor)
-        tensor = tensor if values is None else values
+        given, tensor = tensor, held_by(unwrapped(local(tensor)))
         is_readable = is_plain(tensor) if self.is_used_now else can_read(tensor)
         if is_readable and has_memory(tensor):
             if given is not tensor:

@@ -27,7 +27,7 @@ from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import Flag
 from fastcheck.record.site import GIVEN_LOSS, GRAD_LOSS, SCALED_LOSS, Site
 from fastcheck.utils.torch.flatten import flatten
-from fastcheck.utils.torch.memory_ref import MemoryRef, memory_ref
+from fastcheck.utils.torch.memory_ref import MemoryRef, held_by, memory_ref
 from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
 from fastcheck.verdict.step import Step
@@ -163,13 +163,16 @@ class LossReader:
         for position, root in enumerate(roots):
             before = scaled.get(id(root)) if scaled else None
             loss = before[1] if before is not None and before[0].is_of(root) else root
-            if loss.numel() == 1 and can_hold_nonfinite(loss) and can_read(loss):
+            if loss.numel() != 1 or not can_hold_nonfinite(loss):
+                continue
+            held = loss if can_read(loss) else _replicated(loss)
+            if held is not None:
                 is_own_scaled = session.config.training.has_own_scale and loss is root
                 name = GRAD_LOSS if is_grad else SCALED_LOSS if is_own_scaled else "loss"
                 gradient = gradients[position] if position < len(gradients) else None
                 # Reading it here keeps no graph.
-                value = loss if is_ours else _without_graph(loss)
-                value = value if gradient is None else _times(loss, gradient)
+                value = held if is_ours else _without_graph(held)
+                value = value if gradient is None else _times(held, gradient)
                 is_product = type(root.grad_fn).__name__ == "MulBackward0"
                 if is_product and loss is root and name == "loss":
                     backward.scale = _constant_scale(root)
@@ -351,6 +354,13 @@ class _Leaves:
 
 
 _leaves_of = _Leaves if status.module is None else status.module.GraphLeaves
+
+
+def _replicated(loss: Any) -> Optional[torch.Tensor]:
+    """What this rank has of a DTensor that is the same on each rank; None of any other tensor."""
+    placements = getattr(loss, "placements", ())
+    held = held_by(loss) if all(each.is_replicate() for each in placements) else loss
+    return held if held is not loss and can_read(held) else None
 
 
 def _times(loss: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:

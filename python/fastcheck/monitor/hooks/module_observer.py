@@ -29,10 +29,10 @@ from fastcheck.monitor.hooks.state_reader import StateReader
 from fastcheck.monitor.session.config import Config
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import Flag
-from fastcheck.ring.host import IS_BAD, IS_NEW, NEEDS_GRADIENT, SEQ_SHIFT
+from fastcheck.ring.host import IS_BAD, IS_NEW, SEQ_SHIFT
 from fastcheck.utils.torch.flatten import flatten, flatten_arguments
 from fastcheck.utils.torch.frames import CALL, call_frames
-from fastcheck.utils.torch.memory_ref import values_of
+from fastcheck.utils.torch.memory_ref import held_by, name_of_held
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, hook_gradient
 from fastcheck.utils.torch.streams import streams_of
 from fastcheck.utils.torch.transforms import is_transformed, untransformed, unwrapped
@@ -227,19 +227,9 @@ def _pass(
             plain = [(label, unwrapped(tensor)) for label, tensor in tensors]
             method(node, plain, None)
         return
-    for _, tensor in tensors:
-        if tensor.layout is not torch.strided:
-            # Under another name: the recorder has no site for the tensor itself, and leaves it to
-            # us.
-            tensors = [_values_of(label, tensor) for label, tensor in tensors]
-            break
-    method(node, tensors, None, *given)
-
-
-def _values_of(label: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
-    """The values that a sparse tensor holds; any other as it is."""
-    values = values_of(tensor)
-    return (label, tensor) if values is None else (f"{label}.values", values)
+    # Under another name: the recorder has no site for the tensor itself, and leaves it to us.
+    named = [(label + name_of_held(tensor), tensor) for label, tensor in tensors]
+    method(node, named, None, *given)
 
 
 class GradientReader(Protocol):
@@ -508,13 +498,16 @@ class ModuleObserver:
         # An integer can't be non-finite: the batch's are read for their checksum, the others are
         # not worth it.
         session, node = self.session, call.node
+        # The calls of functions count: each step passes here.
+        is_ordinary = type(tensor) is torch.Tensor and tensor.layout is torch.strided
+        held = tensor if is_ordinary and not tensor.is_nested else held_by(tensor)
         site = node.input_sites.get(label)
         if site is None:
-            if not (is_entry or can_hold_nonfinite(tensor)) or not self._is_readable(tensor):
+            if not (is_entry or can_hold_nonfinite(held)) or not self._is_readable(held):
                 return
             site = node.site("input", label, index if traced is None else traced.positions[index])
         flags = int(Flag.RECOMPUTE) if call.is_recompute else 0
-        code = session.level.read(tensor, site, call.index, flags, is_entry)
+        code = session.level.read(held, site, call.index, flags, is_entry)
         if code < 0:
             return
         tensor_seq = code >> SEQ_SHIFT
@@ -526,7 +519,7 @@ class ModuleObserver:
             is_leaf = tensor.grad_fn is None if traced is None else traced.is_leaf(index)
             is_data = is_leaf if _is_grad_enabled(traced) else None
             self._judge_input(tensor_seq, is_bad, call, is_data, tensor.requires_grad)
-        if code & NEEDS_GRADIENT if traced is None else traced.needs_gradient(index):
+        if tensor.requires_grad if traced is None else traced.needs_gradient(index):
             position = index if traced is None else traced.positions[index]
             self._watch(tensor, call, "grad_input", label, position, tensor_seq)
 
@@ -560,16 +553,17 @@ class ModuleObserver:
         is_complete = bool(outputs)
         flags = int(Flag.RECOMPUTE) if call.is_recompute else 0
         for index, (label, tensor) in enumerate(outputs):
+            held = held_by(tensor)
             position = index if traced is None else traced.positions[index]
             site = node.output_sites.get(label)
             if site is None:
                 if not can_hold_nonfinite(tensor):
                     continue
-                if not self._is_readable(tensor):
+                if not self._is_readable(held):
                     is_complete = False
                     continue
                 site = node.site("output", label, position)
-            code = session.level.read(tensor, site, call.index, flags)
+            code = session.level.read(held, site, call.index, flags)
             if code < 0:
                 is_complete = is_complete and not can_hold_nonfinite(tensor)
                 continue
@@ -585,7 +579,7 @@ class ModuleObserver:
                     else Output(tensor_seq, call)
                 )
                 session.level.saw(entry, None if session.rings.is_deferred else True)
-            if code & NEEDS_GRADIENT if traced is None else traced.needs_gradient(index):
+            if tensor.requires_grad if traced is None else traced.needs_gradient(index):
                 self._watch(tensor, call, "grad_output", label, position, tensor_seq)
         if session.rings.is_deferred or session.step.findings.all:
             error = None if outputs or call.parent is not None else _raised_here()
@@ -636,7 +630,7 @@ class ModuleObserver:
         flags = int(Flag.SCALED) if session.is_scaled else 0
         if hook.call.is_recompute:
             flags |= int(Flag.RECOMPUTE)
-        code = session.level.read(gradient, hook.site, hook.call.index, flags)
+        code = session.level.read(held_by(gradient), hook.site, hook.call.index, flags)
         if code < 0:
             return
         seq = code >> SEQ_SHIFT

@@ -34,6 +34,7 @@ from fastcheck.record.statistics import statistics_of
 from fastcheck.report.stop_report import MadeBy
 from fastcheck.statistics.functions import stats
 from fastcheck.utils.torch.flatten import flatten, flatten_arguments, map_tensors
+from fastcheck.utils.torch.memory_ref import held_by
 from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, has_values, is_materialised
 from fastcheck.utils.torch.training_state import Generators
@@ -290,11 +291,12 @@ class KnownPass:
         """Runs the backward of what the second run has returned, if that is asked for. Whether the
         run is the same as the first, as far as is known.
         """
-        tensors = [t for _, t in flatten(outputs, "") if can_hold_nonfinite(t) and can_read(t)]
+        every = [tensor for _, tensor in flatten(outputs, "") if can_hold_nonfinite(tensor)]
+        tensors = [tensor for tensor in every if can_read(held_by(tensor))]
         if len(tensors) != len(self._outputs):
             return False
         with unobserved(), torch.no_grad():
-            records = [stats(tensor.detach()).record for tensor in tensors]
+            records = [stats(held_by(tensor.detach())).record for tensor in tensors]
         is_like = _is_like_later if self.is_over else _is_like
         pairs = [(r, now) for r, now in zip(self._outputs, records) if r is not None]
         self.is_same = len(pairs) == len(records) and all(is_like(*pair) for pair in pairs)
@@ -308,8 +310,10 @@ class KnownPass:
                 if tensor.requires_grad and record is not None:
                     size = statistics_of(record).rms
                     with unobserved(), torch.no_grad():
-                        noise = torch.randn(tensor.shape, generator=generator, device="cpu")
-                        gradient = noise.to(tensor) * (1.0 if size is None else size)
+                        gradient = torch.empty_like(tensor)
+                        held = held_by(gradient)
+                        noise = torch.randn(held.shape, generator=generator, device="cpu")
+                        held.copy_(noise * (1.0 if size is None else size))
                     roots.append(tensor)
                     given.append(gradient)
             if roots:

@@ -1,11 +1,11 @@
-"""MemoryRef: knows the memory of a tensor again, and keeps neither alive; the values of
-sparse tensors.
+"""MemoryRef: knows the memory of a tensor again, and keeps neither alive; what is read of sparse
+tensors, nested tensors and DTensors.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 import torch
 
@@ -17,13 +17,25 @@ from .sharding import local
 _COMPRESSED = frozenset((torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc))
 
 
-def values_of(tensor: torch.Tensor) -> Optional[torch.Tensor]:
-    """The values of a sparse tensor, on its memory and without a graph; None where it is not
-    sparse.
+def name_of_held(tensor: torch.Tensor) -> str:
+    """The attribute that has what held_by() finds: of most tensors none."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return ".values"
+    return ".local" if hasattr(tensor, "_local_tensor") else ""
+
+
+def held_by(tensor: torch.Tensor) -> torch.Tensor:
+    """What is read of a tensor, on its memory and without a graph: the values of a sparse or nested
+    tensor, what this rank has of a DTensor; any other as it is, and nested tensors with gaps.
     """
     is_coo = tensor.layout is torch.sparse_coo
-    if not is_coo and tensor.layout not in _COMPRESSED:
-        return None
+    if tensor.is_nested:
+        # The lengths of rows that are shorter than what a jagged tensor holds of them.
+        lengths: Any = getattr(tensor, "_lengths", None)
+        if lengths is not None or (tensor.layout is torch.strided and not tensor.is_contiguous()):
+            return tensor
+    elif not is_coo and tensor.layout not in _COMPRESSED:
+        return local(tensor)
     with unobserved(), no_grad():
         held = tensor._values() if is_coo else tensor.values()
         return held.detach()
@@ -93,8 +105,6 @@ memory_ref = (
 
 def _memory_of(tensor: torch.Tensor) -> tuple[Any, int]:
     """The storage, and where the tensor begins in it."""
-    tensor = local(tensor)
-    values = None if tensor.layout is torch.strided else values_of(tensor)
-    tensor = tensor if values is None else values
+    tensor = held_by(local(tensor))
     storage = storage_of(tensor)
     return storage, 0 if storage is None else int(tensor.storage_offset())
