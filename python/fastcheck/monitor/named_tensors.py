@@ -17,6 +17,7 @@ from fastcheck.monitor.hooks.traced import Traced, trace_named
 from fastcheck.monitor.op_level.hooks import OpModuleObserver
 from fastcheck.record.format import Flag
 from fastcheck.ring.host import IS_BAD, IS_NEW, SEQ_SHIFT
+from fastcheck.utils.torch.memory_ref import held_by
 from fastcheck.utils.torch.patching import Listeners
 from fastcheck.utils.torch.readable import can_read, hook_gradient, may_be_in_flight
 from fastcheck.utils.torch.streams import streams_of
@@ -105,7 +106,7 @@ class NamedTensors:
             return None
         try:
             with session.lock:
-                if not session.removed and self._is_readable(name, tensor):
+                if not session.removed and self._is_readable(name, held_by(tensor)):
                     hook = self._read(name, tensor, traced)
                     if session.rings.settles_calls:
                         session.settle_call()
@@ -152,7 +153,8 @@ class NamedTensors:
         call = self._call(name, None if parent is None else parent.node, parent)
         flags = int(Flag.RECOMPUTE) if call.is_recompute else 0
         site = call.node.site("output", "output", 0)
-        code = session.level.read(tensor, site, call.index, flags, True)
+        held = held_by(tensor)
+        code = session.level.read(held, site, call.index, flags, True)
         if code < 0:
             return None
         seq = tensor_seq = code >> SEQ_SHIFT
@@ -161,7 +163,7 @@ class NamedTensors:
             call.add_output(tensor_seq)
             session.step.calls.append(call)
         else:  # a module has returned it, say: once more, under this name
-            seq, is_bad = session.level.observe(tensor, site, call.index, flags)
+            seq, is_bad = session.level.observe(held, site, call.index, flags)
         session.level.saw(Named(seq, call, session.follows_gap, session.level.has_excluded), is_bad)
         return self._watch(tensor, call, tensor_seq, traced)
 
@@ -215,8 +217,9 @@ class NamedTensors:
         """The gradient of a named tensor is complete."""
         session = self.session
         session.begin_step_if_closed()
-        if session.is_active and can_read(gradient):
-            self._read_gradient(hook, gradient)
+        held = held_by(gradient)
+        if session.is_active and can_read(held):
+            self._read_gradient(hook, held)
             if session.rings.settles_calls:
                 session.settle_call()
 

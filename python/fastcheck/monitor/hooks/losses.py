@@ -357,7 +357,7 @@ _leaves_of = _Leaves if status.module is None else status.module.GraphLeaves
 
 
 def _replicated(loss: Any) -> Optional[torch.Tensor]:
-    """What this rank has of a DTensor that is the same on each rank; None of any other tensor."""
+    """The part on this rank of a DTensor that is the same on each; None of any other tensor."""
     placements = getattr(loss, "placements", ())
     held = held_by(loss) if all(each.is_replicate() for each in placements) else loss
     return held if held is not loss and can_read(held) else None

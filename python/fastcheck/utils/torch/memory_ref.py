@@ -25,8 +25,9 @@ def name_of_held(tensor: torch.Tensor) -> str:
 
 
 def held_by(tensor: torch.Tensor) -> torch.Tensor:
-    """What is read of a tensor, on its memory and without a graph: the values of a sparse or nested
-    tensor, what this rank has of a DTensor; any other as it is, and nested tensors with gaps.
+    """The tensor that is read of this one, on its memory and without a graph: the values of a
+    sparse or nested tensor, what this rank has of a DTensor; any other as it is, and nested tensors
+    with gaps.
     """
     is_coo = tensor.layout is torch.sparse_coo
     if tensor.is_nested:

@@ -104,6 +104,20 @@ def test_a_nan_gradient_of_a_jagged_tensor() -> None:
     assert "aten.mul.Tensor's backward made it" in str(stop)
 
 
+def test_observe_reads_one_and_its_gradient() -> None:
+    def named(x: torch.Tensor) -> torch.Tensor:
+        return fastcheck.observe("doubled", x * 2.0)
+
+    layers = model(named)
+    monitor = fastcheck.install(layers)
+    train(layers, jagged, of_nested)
+    read = [str(monitor.sites[r["site"]]) for r in monitor.records() if r["step"] == 1]
+    assert [name for name in read if "doubled" in name] == [
+        "middle.doubled (observe) · forward · output",
+        "middle.doubled (observe) · backward · gradient of output",
+    ]
+
+
 def test_elements_beyond_the_lengths_of_rows_are_not_read() -> None:
     def gaps() -> torch.Tensor:
         padded = torch.randn(2, 5, 4)
