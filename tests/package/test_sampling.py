@@ -42,9 +42,9 @@ def test_what_is_left_out_is_counted() -> None:
 def test_time_of_forked_processes_counts() -> None:
     run_code("pass")  # the server has imported torch
     before = processor_seconds()
-    done = run_code("import time\nwhile time.process_time() < 0.5: pass")
+    done = run_code("import time\nwhile time.process_time() < 0.6: pass")
     assert done.returncode == 0
-    assert processor_seconds() - before >= 0.5
+    assert processor_seconds() - before >= 0.5  # the kernel rounds each time down
 
 
 def test_each_worker_counts_its_files_and_one_process_prints_the_sums() -> None:

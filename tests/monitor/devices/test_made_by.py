@@ -519,6 +519,7 @@ def test_no_stop_within_a_backward() -> None:
     with pytest.raises(fastcheck.OverflowDetected) as stop, monitor:
         for step, x in enumerate(batches):
             if step == 3:
+                fake.synchronize()  # two steps at most may be open on it
                 fake.hold()  # the host is ahead of the device
             optimizer.zero_grad()
             y = model(x)
