@@ -30,7 +30,7 @@ class Turns:
 
     At first these are all there are, later those that had a turn in the iteration before. Where
     they don't take turns (five steps of the first for each of the second), each step ends an
-    iteration.
+    iteration. An optimizer that comes later, for parameters that others have, takes their place.
     """
 
     def __init__(self, given: Optional[Iterable[Optimizer]]) -> None:
@@ -61,13 +61,16 @@ class Turns:
         self._only = None
         if optimizer in self._stepped:
             return self._repeat()
-        is_new = optimizer not in self._expected
-        self._expected.add(optimizer)
-        self._stepped.add(optimizer)
-        if is_new:
+        if optimizer not in self._expected:
+            own = parameter_ids(optimizer)
+            replaced = [known for known in self._expected if parameter_ids(known) & own]
+            self._left_out.update(replaced)
+            self._expected.difference_update(replaced)
+            self._expected.add(optimizer)
             self._each_ends = optimizer in self._left_out
             self.reset()
             return True
+        self._stepped.add(optimizer)
         if not self._expected <= self._stepped:
             return False
         self._is_known = len(self._expected) > 1

@@ -175,6 +175,36 @@ class TestOthers:
         assert steps_of(monitor) == [0, 1, 2]
         assert old is not optimizer
 
+    @pytest.mark.parametrize("comes_again", [False, True])
+    def test_one_that_takes_the_place_of_another(self, comes_again: bool) -> None:
+        model = Net()
+        monitor = fastcheck.install(model)
+        first = torch.optim.SGD(model.head.parameters(), lr=0.01)
+        second = None
+        losses = []
+        for number, x in enumerate(batches(9)):
+            if number == 3:
+                second = torch.optim.SGD(model.parameters(), lr=0.01)
+            is_first = second is None or (comes_again and number == 6)
+            optimizer = first if is_first else second
+            assert optimizer is not None
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert [row.loss for row in monitor.step_table()] == losses
+
+    def test_two_of_the_same_parameters(self) -> None:
+        model = Net()
+        monitor = fastcheck.install(model)
+        both = [torch.optim.SGD(model.parameters(), lr=rate) for rate in (0.01, 0.001)]
+        for x in batches(3):
+            for optimizer in both:
+                model(x).sum().backward()
+                optimizer.step()
+        assert steps_of(monitor) == [0, 1, 2, 3, 4, 5]
+
     def test_one_of_another_model(self) -> None:
         model, other = Net(), Net()
         optimizers = [torch.optim.SGD(m.head.parameters(), lr=0.01) for m in (model, other)]
