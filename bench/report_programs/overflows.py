@@ -463,6 +463,40 @@ def swish_of_ones_own(fixed: bool) -> Made:
 
 
 @program(
+    "forums: a log-cosh loss with a backward of its own",
+    "the backward of a loss is written out as sinh(x) / cosh(x): inf / inf for errors above 89",
+    place=r"LogCosh",
+    operator=r"\bsinh\b|LogCosh",
+    kind=OVERFLOW + r"|has a backward of its own",
+    advice=r"backward|clamp",
+    never=(NO_RATE,),
+)
+def log_cosh_of_ones_own(fixed: bool) -> Made:
+    class LogCosh(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x.abs() + F.softplus(-2 * x.abs())
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            (x,) = ctx.saved_tensors
+            if fixed:
+                return gradient * x.tanh()
+            return gradient * x.sinh() / x.cosh()  # FAULT
+
+    model = mlp(6, 16, 1)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 16, 6)
+        y = x.sum(1, keepdim=True) * (100 if i == BAD else 1)
+        return update(optimizer, LogCosh.apply(model(x) - y).mean())
+
+    return [model], step
+
+
+@program(
     "pytorch/pytorch#90342",
     "exp of a feature overflows before a batch norm, which takes the infinity into its mean",
     place=r"\bfeature\b|Exp\b",

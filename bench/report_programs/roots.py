@@ -634,3 +634,28 @@ def function_of_inverse_root(fixed: bool) -> Made:
         return update(optimizer, F.cross_entropy(logits, whole(i, 0, 4, 12)))
 
     return [model], step
+
+
+@program(
+    "forums: an eikonal loss becomes NaN",
+    "the norm of a gradient is a root, whose derivative is infinite where all units are dead",
+    place=r"SqrtBackward|\bthe loss\b",
+    operator=r"\bsqrt\b|SqrtBackward",
+    kind=ROOT_AT_ZERO,
+    advice=EPS,
+    never=(NO_RATE,),
+)
+def eikonal_of_dead_units(fixed: bool) -> Made:
+    model = mlp(3, 32, 1)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 20, 3).requires_grad_()
+        if i in (BAD, BAD + 1):  # weights that are shifted, and back
+            with torch.no_grad():
+                model[0].bias.add_(-50.0 if i == BAD else 50.0)
+        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        norm = (slope.pow(2).sum(1) + (1e-12 if fixed else 0)).sqrt()  # FAULT
+        return update(optimizer, (norm - 1).square().mean())
+
+    return [model], step

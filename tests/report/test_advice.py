@@ -228,6 +228,25 @@ def test_a_weight_that_an_update_blew_up_is_named_with_the_learning_rate() -> No
     assert "took the largest number" not in advice_of(healthy)
 
 
+@pytest.mark.parametrize("zeros", [3, 0])
+def test_what_divides_by_0_stands_before_a_weight_that_has_changed(zeros: int) -> None:
+    """An update may be why it is 0, which alone is no overflow."""
+    weight = build.site("fc", "Linear", direction="optimizer", role="param", label="weight")
+    divisor = (
+        build.site("fc", "Linear", op="aten.sum", label="other"),
+        build.record(step=9, zero_count=zeros),
+    )
+    report = build.report(
+        build.site("fc", "Linear", op="aten.div"),
+        build.record(nan_count=3, step=9),
+        inputs=((weight, build.record(step=9, high=50.0)), divisor),
+        inputs_before=(build.record(step=8, low=-0.5, high=0.5), None),
+    )
+    items = [item.text for item in advise(report)]
+    changed = next(n for n, text in enumerate(items) if "took the largest number" in text)
+    assert changed == bool(zeros) and ("divisor" in items[0]) is bool(zeros)
+
+
 def test_op_level_is_offered_where_a_module_is_blamed() -> None:
     module = build.report(build.site("fc", "Linear"), build.record(nan_count=1))
     assert 'level="op"' in advice_of(module) and "replay=True" in advice_of(module)

@@ -118,6 +118,34 @@ def test_the_first_operator_of_a_loss(name: str) -> None:
     assert operator in str(stop)
 
 
+class LogCosh(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+        context.save_for_backward(x)
+        return x.abs() + F.softplus(-2 * x.abs())
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> Any:
+        (x,) = context.saved_tensors
+        return gradient * x.sinh() / x.cosh()
+
+
+def test_a_backward_of_the_program_in_the_graph_of_the_loss() -> None:
+    made = maker_of(lambda y: LogCosh.apply(y * 1000).mean())
+    assert made.operator == "" and made.how.startswith("LogCosh, in the graph of the loss, has a")
+    assert [line.rpartition(": ")[2] for line in made.written] == [
+        "return gradient * x.sinh() / x.cosh()"
+    ]
+
+
+def test_a_backward_of_a_library_is_not_accused() -> None:
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        made: Any = checkpoint(lambda x: (x * 0).sqrt(), y, use_reentrant=True)
+        return made.mean()
+
+    assert "CheckpointFunction, in" not in str(stop_of(loss))
+
+
 @pytest.mark.parametrize(
     ("loss", "told"),
     [

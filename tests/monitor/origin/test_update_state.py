@@ -129,3 +129,19 @@ def test_without_a_state_the_lines_of_the_step_are_named() -> None:
 
 def _tried(stop: fastcheck.OverflowDetected) -> str:
     return " ".join(str(stop).partition("\ntry ")[2].split())
+
+
+class Powers(torch.optim.Optimizer):
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 1e-3})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            squares = p.grad**2
+            p.sub_(1e-3 * (squares - 1) ** -0.25)
+
+
+def test_a_root_that_is_written_as_a_power() -> None:
+    (line,) = stop_of(Powers).report.made_by.written
+    assert line.endswith(": p.sub_(1e-3 * (squares - 1) ** -0.25)")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Callable, Optional
 
@@ -12,6 +12,7 @@ import torch
 from fastcheck.calls.module_calls import Call, outermost_of
 from fastcheck.monitor.hooks.optimizers import watchers
 from fastcheck.monitor.on_request import Install
+from fastcheck.monitor.session.derivatives import FUNCTION, SavedByNode
 from fastcheck.monitor.session.passes import Pass
 from fastcheck.monitor.session.run_meta import RunMeta
 from fastcheck.monitor.session.session import Session
@@ -32,6 +33,7 @@ from .second_run import Search
 from .update_state import search_state
 from .variables import search_argument, search_variables
 from .written_lines import (
+    lines_of_backward,
     lines_of_gradients,
     lines_of_hooks,
     lines_of_update,
@@ -147,6 +149,8 @@ class Makers:
         made = made if made is not None and (made.operator or known is None) else known
         if parameter and (made is None or not made.operator):
             made = self._of_hook(site.key) or made
+        if is_gradient and (made is None or not made.operator):
+            made = _of_function(graphs) or made
         return made
 
     def _of_hook(self, key: str) -> Optional[MadeBy]:
@@ -191,6 +195,16 @@ class Makers:
                 "one alone may leave the others waiting.",
             )
         return call_again.run_again(running, session, self._install, culprit.only_neginf)
+
+
+def _of_function(graphs: Sequence[Sequence[SavedByNode]]) -> Optional[MadeBy]:
+    """The autograd.Function of the program near the loss, whose backward may have made it."""
+    nodes = (node for graph in graphs for node in graph)
+    for function in dict.fromkeys(node.values.get(FUNCTION) for node in nodes):
+        if function is not None and (lines := lines_of_backward(function)):
+            how = f"{function.__name__}, in the graph of the loss, has a backward of its own."
+            return MadeBy("", how, written=lines)
+    return None
 
 
 def _at_op_level(culprit: Finding, site: Site, is_now: bool) -> Optional[MadeBy]:

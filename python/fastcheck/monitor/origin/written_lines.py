@@ -66,6 +66,8 @@ _NO_WRITES = (
     *("zero_", "detach_", "requires_grad_", "share_memory_", "unscale_"),
     *("clip_grad_norm_", "clip_grad_value_"),
 )
+#: An exponent whose power is a root or a quotient.
+_OF_ROOT = re.compile(r"-|0?\.\d")
 #: A small number, or the name of one.
 _EPS = re.compile(r"^(?:[\d.]+(?:e-\d+)?|.*\beps\w*|.*tiny)$")
 _OF_NEGINF = ("div", "log", "log2", "log10")
@@ -141,6 +143,15 @@ def lines_of_hooks(parameter: torch.Tensor) -> tuple[str, ...]:
     """The places where NaN or Inf may be made of finite numbers, in hooks on a parameter."""
     hooks = getattr(parameter, "_backward_hooks", None) or {}
     functions = (one for hook in hooks.values() for one in _functions(hook, None))
+    return _of_data(is_loud=True).places(functions)
+
+
+def lines_of_backward(function: type[torch.autograd.Function]) -> tuple[str, ...]:
+    """The places where NaN or Inf may be made of finite numbers, in the backward of a Function;
+    none where the program applies none outside of its modules.
+    """
+    applied = _Search(("apply",), with_modules=False).places(_running_functions())
+    functions = _functions(function.backward, None) if applied else ()
     return _of_data(is_loud=True).places(functions)
 
 
@@ -230,6 +241,8 @@ class _Search:
                 return node.end_lineno or 0 if is_named and writes(node, statement) else 0
         if isinstance(node, ast.BinOp):
             is_it = self._is_operator(node.op, node.right) and not _is_text(node.left)
+            if isinstance(node.op, ast.Pow) and not self._with_guarded:
+                is_it = _OF_ROOT.match(ast.unparse(node.right)) is not None
             # Autograd's name of 1 / x is that of a reciprocal.
             is_other = self._names == {"div"} and isinstance(node.left, ast.Constant)
             return (node.left.end_lineno or 0) if is_it and not is_other else 0

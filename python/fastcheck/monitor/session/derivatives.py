@@ -42,6 +42,8 @@ _Saved = tuple[str, int, tuple[bool, ...], dict[str, Any], list[int]]
 @functools.lru_cache(maxsize=512)  # torch has a few types of nodes; a program may define more
 def _attributes(kind: type) -> _Attributes:
     """The attributes to read of a kind of node; empty: nothing is read of it."""
+    if issubclass(kind, torch.autograd.function.BackwardCFunction):
+        return ((FUNCTION, "_forward_cls", None),)
     factors = DERIVATIVES.get(kind.__name__)
     names = OPERANDS.get(kind.__name__, ()) if factors is None else factors.names
     raw = {name: f"_raw_saved_{name}" for name in names}
@@ -51,6 +53,8 @@ def _attributes(kind: type) -> _Attributes:
     )
 
 
+#: The name of the class of a node of an autograd.Function, among the values of the node.
+FUNCTION = "function"
 # The address of the tensor that a copy was made of.
 _AT = " at"
 

@@ -119,6 +119,11 @@ class Operation:
         return bad > 0 and any(reading.zero_count == bad for _, reading in self.inputs)
 
     @property
+    def is_at_zero(self) -> bool:
+        """True if it divides by 0 or the like, or its derivative does."""
+        return self.is_of_zeros or (self.is_backward and self.has_zero)
+
+    @property
     def has_zero(self) -> bool:
         """True if it read a zero."""
         return any(reading.zero_count for _, reading in self.inputs)

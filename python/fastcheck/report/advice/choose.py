@@ -58,6 +58,9 @@ def advise(report: StopReport) -> list[Advice]:
             known = items[-1:]
     has_changed = case.has_run_away or (case.is_narrow and case.trend.has_jumped)
     items += _growth(report) if has_changed or case.broken_weight else ()
+    operation = case.operation
+    if operation is not None and operation.is_at_zero:
+        items += known  # a weight that has changed is why it was 0, if anything
     items += list(_broken_weight(case)) or list(_updated_operand(case))
     items += _stored_infinity(case)
     is_large = case.reading.inf_count > 0 and not case.is_narrow and not case.has_domain
@@ -257,13 +260,13 @@ def _broken_weight(case: Case) -> Iterator[Advice]:
     if site.key in case.report.not_updated:
         yield Advice(
             f"The program wrote {site.key}, which no optimizer holds: its largest number went from "
-            f"{format_number(before.abs_max)} to {format_number(now.abs_max)}, before this "
-            "overflow. Look at what writes it: the sign and the decay of an average of weights."
+            f"{format_number(before.abs_max)} to {format_number(now.abs_max)}, before this. "
+            "Look at what writes it: the sign and the decay of an average of weights."
         )
         return
     yield Advice(
         f"An update since step {before.step:,} took the largest number of {site.key} from "
-        f"{format_number(before.abs_max)} to {format_number(now.abs_max)}, before this overflow: "
+        f"{format_number(before.abs_max)} to {format_number(now.abs_max)}, before this: "
         f"lower the learning rate{case.rates}, or warm up for longer."
     )
     yield Advice(
