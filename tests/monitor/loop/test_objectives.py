@@ -200,10 +200,23 @@ def test_what_is_like_a_fault_and_healthy(loss: Callable[[nn.Module], torch.Tens
     assert said(model, lambda step: loss(model[:3])) == []
 
 
+def _huber(made: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.huber_loss(made, target, delta=0.1)
+
+
+def _smooth_l1(made: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.smooth_l1_loss(made, target, beta=0.5)
+
+
+def _of_probabilities(made: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.binary_cross_entropy(made.sigmoid(), target.sigmoid())
+
+
+@pytest.mark.parametrize("criterion", [F.mse_loss, _huber, _smooth_l1, _of_probabilities])
 @pytest.mark.parametrize("scale", [1.0, 1024.0])
 @pytest.mark.parametrize("is_constant", [False, True])
 def test_a_term_without_a_graph_where_the_loss_is_multiplied(
-    is_constant: bool, scale: float
+    is_constant: bool, scale: float, criterion: Callable[..., torch.Tensor]
 ) -> None:
     """A constant is none that has changed, though the factor of the loss has."""
     torch.manual_seed(0)
@@ -212,7 +225,7 @@ def test_a_term_without_a_graph_where_the_loss_is_multiplied(
     def loss(step: int) -> torch.Tensor:
         x = torch.randn(32, 16)
         term = torch.tensor(0.7) if is_constant else model[0].weight.detach().square().sum()
-        return (F.mse_loss(model(x), x.sin()) + term) * scale * (1 + step // 10)
+        return (criterion(model(x), x.sin()) + term) * scale * (1 + step // 10)
 
     assert any("has no graph" in text for text in said(model, loss)) is not is_constant
 

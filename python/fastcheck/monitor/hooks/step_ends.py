@@ -196,6 +196,9 @@ class OtherHolders:
 # Above what gradients are accumulated over. What a step has read is kept, and searched, until it
 # ends.
 _MOST_PASSES = 1000
+# Updates by the loop itself that never clear gradients. Weights may also be limited, or get noise,
+# between passes whose gradients add up.
+_UNCLEARED = 64
 
 
 class _Weight:
@@ -243,6 +246,8 @@ class LoopUpdates:
         self._clears_late = False
         self._is_known = False
         self._searches = 0
+        # Passes in a row that began with changed weights and the gradients of the pass before.
+        self._uncleared = 0
         #: The step that was closed last has ended so: the weights are not read yet.
         self.has_updated = False
 
@@ -277,6 +282,13 @@ class LoopUpdates:
         if not any(weight.is_changed() for weight in self.probes):
             return False
         is_cleared = all(weight.is_cleared() for weight in self.probes)
+        self._uncleared = 0 if is_cleared else self._uncleared + is_backward
+        if self._uncleared == _UNCLEARED and is_backward and not _are_held(self._parameters()):
+            session.event_store.warn_later(
+                f"gradients are not cleared: in {_UNCLEARED} updates in a row, which the training "
+                "loop makes itself, backward() added to the gradients of the update before. Set "
+                "them to None, or call model.zero_grad(), after each update"
+            )
         if not is_cleared and (is_backward or not self._clears_late):
             return False
         self._clears_late |= is_backward

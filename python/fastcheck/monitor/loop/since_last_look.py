@@ -199,6 +199,9 @@ def _criterion(node: Any) -> Optional[_Number]:
     criteria: dict[str, Callable[..., torch.Tensor]] = {
         "NllLoss": F.nll_loss,
         "BinaryCrossEntropyWithLogits": F.binary_cross_entropy_with_logits,
+        "BinaryCrossEntropy": F.binary_cross_entropy,
+        "SmoothL1Loss": F.smooth_l1_loss,
+        "HuberLoss": F.huber_loss,
         "MseLoss": F.mse_loss,
     }
     compute = criteria.get(kind_of(node))
@@ -211,7 +214,11 @@ def _criterion(node: Any) -> Optional[_Number]:
     given, target = saved_by(node, "self"), saved_by(node, "target")
     if given is None or target is None:
         return None
-    options: Any = {}
+    options: Any = {
+        name: getattr(node, f"_saved_{name}")
+        for name in ("beta", "delta")
+        if hasattr(node, f"_saved_{name}")
+    }
     if kind_of(node) == "NllLoss":
         options = {"ignore_index": signed(node._saved_ignore_index)}
     return lambda: float(compute(given, target, **options))

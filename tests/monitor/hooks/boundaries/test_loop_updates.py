@@ -12,6 +12,7 @@ from torch.func import functional_call
 import fastcheck
 from fastcheck.monitor.hooks import step_ends
 from support.programs.training import stopped
+from support.warned import warned
 
 pytestmark = pytest.mark.usefixtures("fresh_start")
 
@@ -103,6 +104,28 @@ def test_each_update_ends_a_step(
             each(update, model)
         assert rows(monitor) == [(step, pytest.approx(loss)) for step, loss in enumerate(losses)]
         assert "a step ends where the next pass begins" in monitor.summary()
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [("never cleared", 1), ("cleared now and then", 0), ("held", 0), ("momentum", 0)],
+)
+@pytest.mark.parametrize("level", ["module", "op"])
+def test_gradients_that_are_never_cleared(kind: str, count: int, level: str) -> None:
+    """``momentum``: the loop makes what is added to smaller; ``held``: an optimizer may update."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), RATE) if kind == "held" else None
+    with warned() as caught, fastcheck.install(model, level=level):
+        for step in range(80):
+            loss_of(model).backward()
+            each(in_place, model)
+            if kind == "cleared now and then" and step % 40 == 39:
+                each(to_none, model)
+            for parameter in model.parameters() if kind == "momentum" else ():
+                parameter.grad *= 0.9
+    told = [text for text in caught if "gradients are not cleared: in 64 updates" in text]
+    assert len(told) == count
+    del optimizer
 
 
 def test_at_op_level() -> None:
