@@ -339,7 +339,10 @@ class _Points(nn.Module):
         return made
 
 
-@pytest.mark.parametrize("kind", ["derived", "updated by hand", "trained", "own loss network"])
+@pytest.mark.parametrize(
+    "kind",
+    ["derived", "derived by others", "data", "updated by hand", "trained", "own loss network"],
+)
 def test_a_tensor_that_requires_a_gradient_and_is_not_trained(kind: str) -> None:
     """As points at which an equation is to hold, and what the program updates itself."""
     torch.manual_seed(0)
@@ -353,7 +356,13 @@ def test_a_tensor_that_requires_a_gradient_and_is_not_trained(kind: str) -> None
                 points.sub_(0.01 * points.grad)
                 other.data -= 0.01 * other.grad
             points.grad, other.grad = None, None
+        if kind == "data":
+            return model(other).square().mean() + model(torch.rand(8, 2)).square().mean()
         made = model(points) + model(other)
+        if kind == "derived by others":
+            third = torch.rand(32, 2, requires_grad=True)
+            (slope,) = torch.autograd.grad(model(third).sum(), third, create_graph=True)
+            return slope.square().mean() + made.square().mean()
         if kind == "derived":
             slopes = torch.autograd.grad(made.sum(), (points, other), create_graph=True)
             return sum((slope.square().mean() for slope in slopes), made.square().mean())
@@ -364,7 +373,8 @@ def test_a_tensor_that_requires_a_gradient_and_is_not_trained(kind: str) -> None
 
     def program() -> Any:
         yield model
-        train(model, loss, torch.optim.Adam(model.parameters() if kind == "derived" else own, 1e-3))
+        is_data = kind.startswith("d")
+        train(model, loss, torch.optim.Adam(model.parameters() if is_data else own, 1e-3))
 
     assert texts_of(program()) == ([], [])
 

@@ -119,7 +119,9 @@ class SinceLastLook:
         self, weight: torch.Tensor, before: Mapping[int, tuple[MemoryRef, int, MemoryRef]]
     ) -> bool:
         gradient = weight.grad
-        if gradient is None or id(weight) in self._derived_by:
+        # Where derivatives by data are asked for, all data may require a gradient.
+        is_data = bool(self._derived_by) and not isinstance(weight, torch.nn.Parameter)
+        if gradient is None or is_data:
             return False
         now = self._idle[id(weight)] = MemoryRef(weight), weight._version, MemoryRef(gradient)
         ref, version, other = before.get(id(weight), now)
@@ -268,14 +270,14 @@ def _unregistered(models: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torc
 
 
 def _at_hand(models: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the tensors of the program's local variables, and the parameters of modules of its own
+    """Yields the parameters in the program's local variables, and those of modules of its own
     there, as of a criterion: not of layers, nor of a network like a model's, as a teacher is.
+    Other tensors may be data that require a gradient.
     """
     kinds = {type(module) for model in models for module in model.modules()}
     for name, value in values_at_hand():
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.nn.Parameter):
             yield name, value
-            continue
         is_module = isinstance(value, torch.nn.Module) and value.training
         for path, module in value.named_modules(prefix=name) if is_module else ():
             if type(module) not in kinds and not type(module).__module__.startswith("torch."):
