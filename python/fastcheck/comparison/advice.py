@@ -45,7 +45,6 @@ _FORMULA = (
 
 def advice_of(
     questions: Questions,
-    tally: Tally,
     answers: tuple[Answer, ...],
     sides: Sides,
     starts: tuple[int, int],
@@ -53,7 +52,7 @@ def advice_of(
     """Sentences; none where the answers say it all. ``starts``: the first steps of the two that are
     compared.
     """
-    origin = questions.origin
+    tally, origin = questions.tally, questions.origin
     is_level = origin is None or origin.is_level
     is_level &= tally.first(tally.firsts.different, COMPUTED) is None
     given = [answer for answer in answers[:4] if answer.answer == "no"]
@@ -112,35 +111,53 @@ def advice_of(
             yield from _of_inputs(first)
         yield from told
         if first.row.phase is Phase.UPDATE:
-            found = [*told, *of_updates(tally), *of_state(first, sides, starts)]
-            if not found and origin is not None and first.key == origin.key and not origin.is_late:
-                equal = f". {origin.alike:,} other weights are equal to the bit in that step"
-                yield (
-                    "gradients and settings agree: the optimizer computes something else, or "
-                    f"something else writes to it{equal * origin.is_alone}"
-                )
-            yield from found[len(told) :]
-            if not found:
-                yield from of_rates(first, sides, starts)
+            yield from _of_update(first, origin, told, tally, sides, starts)
     if first is not None and first.row.phase in (Phase.LOSS, Phase.GRADIENTS):
-        factor = factor_of(first.row.actual, first.row.reference)
-        is_alone = origin is not None and first.key == origin.key and origin.is_alone and not given
-        if is_alone and origin is not None and origin.is_parameters_gradient and origin.alike:
-            yield (
-                f"it is the only gradient of a parameter that differs in that step, of "
-                f"{origin.alike + 1:,}: look at what changes it by itself (a hook on the "
-                "parameter, a loss that it alone has a part in, a write to it)"
-            )
-        elif is_whole(factor):
-            yield (
-                f"a whole factor, {factor_text(factor)}: for example a mean on one side and a "
-                "sum on the other, gradients that are not cleared, or a division by a loss scale, "
-                "or by the number of micro-batches or of ranks, that one side leaves out"
-            )
+        yield from _of_factor(first, None if given else origin)
     if any(answer.answer == "partly" for answer in answers) and questions.first is None:
         yield (
             "If some tensors are on one side only on purpose (fused or split modules), use "
             "--accept missing"
+        )
+
+
+def _of_update(
+    first: Found,
+    origin: Optional[Origin],
+    told: list[str],
+    tally: Tally,
+    sides: Sides,
+    starts: tuple[int, int],
+) -> Iterator[str]:
+    """``told``: what is said of the first difference already."""
+    found = [*of_updates(tally), *of_state(first, sides, starts)]
+    is_open = not (told or found)
+    if is_open and origin is not None and first.key == origin.key and not origin.is_late:
+        equal = f". {origin.alike:,} other weights are equal to the bit in that step"
+        yield (
+            "gradients and settings agree: the optimizer computes something else, or "
+            f"something else writes to it{equal * origin.is_alone}"
+        )
+    yield from found
+    if is_open:
+        yield from of_rates(first, sides, starts)
+
+
+def _of_factor(first: Found, origin: Optional[Origin]) -> Iterator[str]:
+    """Advice on a loss or a gradient, by its factor and by what differs beside it."""
+    factor = factor_of(first.row.actual, first.row.reference)
+    is_alone = origin is not None and first.key == origin.key and origin.is_alone
+    if is_alone and origin is not None and origin.is_parameters_gradient and origin.alike:
+        yield (
+            f"it is the only gradient of a parameter that differs in that step, of "
+            f"{origin.alike + 1:,}: look at what changes it by itself (a hook on the "
+            "parameter, a loss that it alone has a part in, a write to it)"
+        )
+    elif is_whole(factor):
+        yield (
+            f"a whole factor, {factor_text(factor)}: for example a mean on one side and a "
+            "sum on the other, gradients that are not cleared, or a division by a loss scale, "
+            "or by the number of micro-batches or of ranks, that one side leaves out"
         )
 
 

@@ -67,7 +67,7 @@ from .result import Result
 from .row import COLUMNS, Row
 from .run import BlockComparison, differing_names
 from .split import find_split
-from .tally import COMPUTED, Found, Tally
+from .tally import COMPUTED, Tally
 
 
 def expects_bits(
@@ -373,10 +373,7 @@ def compare(
     look_through_wrappers(*sides)
     if rename is None:
         renaming = unwrapped(*sides)
-    for side, own in zip(sides, (renaming, renaming.of_reference())):
-        side.modules = {own(path): held for path, held in side.modules.items()}
-        side.classes = {own(path): kind for path, kind in side.classes.items()}
-        side.called = frozenset(map(own, side.called))
+    _rename_modules(sides, renaming)
     pairing = pair_steps(*sides, steps)
     layout = None
     if pairing.places and not pairing.is_shifted:
@@ -407,48 +404,57 @@ def compare(
     finally:
         if rows is not None:
             rows.close()
-    tally = runner.tally
     _check_common(runner, sides)
     renaming.check_used()
-    kind = sides[1].kind if sides[0].kind is sides[1].kind else Kind.LOG
-    is_alike = course.split is None and layout is None
-    is_alike &= not course.unsteady
-    is_bitwise = is_alike and expects_bits(*sides, settings)
-    is_partial = any(side.is_partial for side in sides)
-    ask_all = ask_all or pairing.is_shifted
+    is_alike = not (course.split or layout or course.unsteady)
     questions = Questions(
-        kind,
-        tally,
+        sides[1].kind if sides[0].kind is sides[1].kind else Kind.LOG,
+        runner.tally,
         settings,
         accepted,
         exact,
-        ask_all,
-        is_bitwise,
-        is_partial,
-        course.split is not None,
+        ask_all or pairing.is_shifted,
+        expects_bits=is_alike and expects_bits(*sides, settings),
+        is_partial=any(side.is_partial for side in sides),
+        is_split=course.split is not None,
     )
-    answers = questions.answers()
+    comparison = _result(questions, sides, pairing, loss_drift)
+    if html is not None and gathered is not None:
+        write_comparison(html, comparison, gathered, runner.names)
+    return comparison
+
+
+def _rename_modules(sides: tuple[Source, Source], renaming: Renaming) -> None:
+    for side, own in zip(sides, (renaming, renaming.of_reference())):
+        side.modules = {own(path): held for path, held in side.modules.items()}
+        side.classes = {own(path): kind for path, kind in side.classes.items()}
+        side.called = frozenset(map(own, side.called))
+
+
+def _result(
+    questions: Questions, sides: tuple[Source, Source], pairing: Pairing, loss_drift: float
+) -> Comparison:
+    """The answers to the questions, with what the run over the blocks has found besides."""
+    tally, kind, answers = questions.tally, questions.kind, questions.answers()
+    is_run = kind.family == "run"
     # Not before the run: a source notes what it could not read of a block.
     notes = [*sides[0].notes, *sides[1].notes, *pairing.notes, *pairing.other_ranks]
     notes += notes_of(tally, *sides)
     losses = tuple(tally.losses[step] for step in sorted(tally.losses))
-    comparison = Comparison(
+    inexact = COMPUTED if is_run else (Phase.WEIGHTS, Phase.UPDATE)
+    advice = advice_of(questions, answers, sides, pairing.starts) if is_run else ()
+    return Comparison(
         actual=sides[0].title,
         reference=sides[1].title,
         kind=kind.value,
-        verdict=_overall_verdict(answers, tally, settings, questions.first),
+        verdict=_overall_verdict(questions, answers),
         answers=answers,
         first=questions.first,
-        first_inexact=tally.first(
-            tally.firsts.inexact,
-            COMPUTED if kind.family == "run" else (Phase.WEIGHTS, Phase.UPDATE),
-        ),
-        expects_bits=is_bitwise,
-        is_partial=is_partial,
+        first_inexact=tally.first(tally.firsts.inexact, inexact),
+        expects_bits=questions.expects_bits,
+        is_partial=questions.is_partial,
         leaves_out=pairing.leaves_out_steps or bool(pairing.other_ranks),
-        advice=tuple(advice_of(questions, tally, answers, sides, pairing.starts))
-        if kind.family == "run"
-        else (),
+        advice=tuple(advice),
         growth=tuple(tally.growth[step] for step in sorted(tally.growth)),
         counts={
             phase.name.lower(): {state.name.lower(): n for state, n in sorted(counts.items())}
@@ -464,9 +470,6 @@ def compare(
         drifts_from=next((loss.step for loss in losses if loss.error > loss_drift), None),
         notes=tuple(dict.fromkeys(notes)),
     )
-    if html is not None and gathered is not None:
-        write_comparison(html, comparison, gathered, runner.names)
-    return comparison
 
 
 def _mapping(rename: Rename) -> Renamed:
@@ -758,20 +761,15 @@ def _span(source: Source) -> str:
     return format_steps(sorted({step for step, _ in source.places()}))
 
 
-def _overall_verdict(
-    answers: tuple[Answer, ...],
-    tally: Tally,
-    settings: Mapping[Phase, Optional[list[Setting]]],
-    first: Optional[Found],
-) -> str:
+def _overall_verdict(questions: Questions, answers: tuple[Answer, ...]) -> str:
     given = {answer.answer for answer in answers}
-    if given & {"no", "partly"} or first is not None:
+    if given & {"no", "partly"} or questions.first is not None:
         return "different"
     all_same = all(
         state is PairState.SAME
-        for counts in tally.states.values()
+        for counts in questions.tally.states.values()
         for state, n in counts.items()
         if n
     )
-    settled = not any(settings.values()) and not tally.missing
+    settled = not any(questions.settings.values()) and not questions.tally.missing
     return "identical" if all_same and settled else "equal"

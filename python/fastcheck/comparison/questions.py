@@ -63,36 +63,36 @@ class Answer:
 class Questions:
     """Turns a tally and the differing settings into answers."""
 
-    _kind: Kind
-    _tally: Tally
-    _settings: Mapping[Phase, Optional[Sequence[Setting]]]
+    kind: Kind
+    tally: Tally
+    settings: Mapping[Phase, Optional[Sequence[Setting]]]
     _accept: frozenset[str]
     _exact: bool
     _ask_all: bool
     expects_bits: bool
-    _is_partial: bool = False
+    is_partial: bool = False
     is_split: bool = False
 
     def __post_init__(self) -> None:
-        self._labels = _ELSEWHERE.get(self._kind, IN_A_RUN)
-        self._in_order = self._kind.family == "run"
-        firsts = self._tally.firsts
+        self._labels = _ELSEWHERE.get(self.kind, IN_A_RUN)
+        self._in_order = self.kind.family == "run"
+        firsts = self.tally.firsts
         self._finds = firsts.inexact if self._exact else firsts.different
         self._missing: dict[Phase, list[Missing]] = {}
-        for missing in self._tally.missing.values():
+        for missing in self.tally.missing.values():
             if not missing.is_explained:
                 self._missing.setdefault(missing.phase, []).append(missing)
 
     @property
     def first(self) -> Optional[Found]:
         """The first thing computed that counts as different."""
-        tally = self._tally
+        tally = self.tally
         inexact = tally.first(tally.firsts.inexact, COMPUTED)
         if self._exact:
             return inexact
         different = tally.first(tally.firsts.different, COMPUTED)
         nonfinite = tally.first(tally.firsts.nonfinite, COMPUTED)
-        if self._is_partial and nonfinite is not None:
+        if self.is_partial and nonfinite is not None:
             # The first of chosen operators is not the cause of the others: what overflows leads.
             return nonfinite
         origin = self.origin
@@ -112,7 +112,7 @@ class Questions:
     @property
     def origin(self) -> Optional[Origin]:
         """The first computed tensor that is not equal to the bit, with what follows from it."""
-        return min(self._tally.origins.values(), key=lambda origin: origin.key, default=None)
+        return min(self.tally.origins.values(), key=lambda origin: origin.key, default=None)
 
     def answers(self) -> tuple[Answer, ...]:
         answers: list[Answer] = []
@@ -139,7 +139,7 @@ class Questions:
     def _given(self, phase: Phase) -> Answer:
         label = self._labels[phase]
         if phase in (Phase.ENVIRONMENT, Phase.HYPERPARAMETERS):
-            settings = self._settings.get(phase)
+            settings = self.settings.get(phase)
             if settings is None:
                 return Answer(label, "unknown", "not known for both sides")
             if not settings:
@@ -148,7 +148,7 @@ class Questions:
             text = f"{count} setting{'s' if count > 1 else ''} differ{'' if count > 1 else 's'}"
             return Answer(label, self._no(phase), text, tuple(settings))
         difference = self._finds.get(phase)
-        reordered = self._tally.given_reordered[phase]
+        reordered = self.tally.given_reordered[phase]
         if difference is None and reordered:
             return Answer(label, "accepted", f"{reordered:,} in another order")
         if difference is None:
@@ -160,9 +160,9 @@ class Questions:
 
     def _computed(self, phase: Phase, first: Optional[Found]) -> Answer:
         label = self._labels[phase]
-        if not self._in_order or self._ask_all or self._is_partial:
+        if not self._in_order or self._ask_all or self.is_partial:
             own = self._finds.get(phase)
-            if (self._is_partial or own is None) and first is not None and first.key[1] == phase:
+            if (self.is_partial or own is None) and first is not None and first.key[1] == phase:
                 own = first
             if own is not None:
                 return Answer(label, "no", self._how_many(phase), found=own)
@@ -171,7 +171,7 @@ class Questions:
         return self._agrees(phase, label, first)
 
     def _agrees(self, phase: Phase, label: str, first: Optional[Found] = None) -> Answer:
-        counts = self._tally.states[phase]
+        counts = self.tally.states[phase]
         compared = counts[PairState.SAME] + counts[PairState.CLOSE] + counts[PairState.REORDERED]
         missing = self._missing.get(phase, [])
         unreadable = counts[PairState.UNREADABLE]
@@ -196,12 +196,12 @@ class Questions:
         return Answer(label, "yes", text)
 
     def _how_well(self, phase: Phase) -> str:
-        counts = self._tally.states[phase]
-        inexact = self._tally.firsts.inexact.get(phase)
+        counts = self.tally.states[phase]
+        inexact = self.tally.firsts.inexact.get(phase)
         if inexact is None:
             known = counts[PairState.CLOSE] == 0
             return "to the bit" if known else "as far as the statistics tell"
-        worst = self._tally.firsts.worst.get(phase)
+        worst = self.tally.firsts.worst.get(phase)
         error = 0.0 if worst is None else worst.row.error
         return f"within the thresholds (largest error {error:.2g})"
 
@@ -211,14 +211,14 @@ class Questions:
         last = step if phase < culprit else step - 1
         if last < 0:
             return "before the first step"
-        inexact = self._tally.firsts.inexact.get(phase)
-        is_exact = not self._tally.counts["without_bits"] and (
+        inexact = self.tally.firsts.inexact.get(phase)
+        is_exact = not self.tally.counts["without_bits"] and (
             inexact is None or inexact.key[0] > last
         )
         return f"up to step {last:,}, {'to the bit' if is_exact else 'within the thresholds'}"
 
     def _how_many(self, phase: Phase) -> str:
-        counts = self._tally.states[phase]
+        counts = self.tally.states[phase]
         different = counts[PairState.DIFFERENT]
         if self._exact or not different:
             different += counts[PairState.REORDERED] + (
