@@ -726,8 +726,9 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "no_parameter", cause="optimizer",
         text="{name} gradients that nothing uses{checks}: a tensor with requires_grad that is "
         "no nn.Parameter is not among parameters(), and no optimizer that has stepped has it",
-        advice="make it an nn.Parameter (of an nn.ParameterList in a list) before the optimizer is "
-        "made", source="forums: a learned prompt, or temperature, that does not change",
+        advice="if it is to be trained, make it an nn.Parameter (of an nn.ParameterList in a list) "
+        "before the optimizer is made",
+        source="forums: a learned prompt, or temperature, that does not change",
     ),
     _fact(
         "left_out", cause="optimizer",

@@ -341,7 +341,10 @@ class _Points(nn.Module):
 
 @pytest.mark.parametrize(
     "kind",
-    ["derived", "derived by others", "data", "updated by hand", "trained", "own loss network"],
+    [
+        *("derived", "derived by others", "data", "data of the model", "updated by hand"),
+        *("trained", "own loss network"),
+    ],
 )
 def test_a_tensor_that_requires_a_gradient_and_is_not_trained(kind: str) -> None:
     """As points at which an equation is to hold, and what the program updates itself."""
@@ -356,8 +359,9 @@ def test_a_tensor_that_requires_a_gradient_and_is_not_trained(kind: str) -> None
                 points.sub_(0.01 * points.grad)
                 other.data -= 0.01 * other.grad
             points.grad, other.grad = None, None
-        if kind == "data":
-            return model(other).square().mean() + model(torch.rand(8, 2)).square().mean()
+        if kind.startswith("data"):
+            given = points if kind == "data of the model" else other
+            return model(given).square().mean() + model(torch.rand(8, 2)).square().mean()
         made = model(points) + model(other)
         if kind == "derived by others":
             third = torch.rand(32, 2, requires_grad=True)
@@ -377,6 +381,14 @@ def test_a_tensor_that_requires_a_gradient_and_is_not_trained(kind: str) -> None
         train(model, loss, torch.optim.Adam(model.parameters() if is_data else own, 1e-3))
 
     assert texts_of(program()) == ([], [])
+
+
+def test_a_number_that_no_optimizer_holds() -> None:
+    torch.manual_seed(0)
+    model, scale = net(16, 32, 16), torch.tensor(1.0, requires_grad=True)
+    x = torch.randn(48, 32, 16)
+    found = said(model, lambda step: F.mse_loss(model(x[step]) * scale, x[step]))
+    assert len(found) == 1 and "1 weight in scale gets gradients that nothing uses" in found[0]
 
 
 def test_a_teacher_may_have_a_graph() -> None:

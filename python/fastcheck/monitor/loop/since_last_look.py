@@ -19,7 +19,7 @@ from fastcheck.utils.torch.frames import values_at_hand
 from fastcheck.utils.torch.memory_ref import MemoryRef
 from fastcheck.utils.torch.readable import can_read_now
 
-from .nodes import factor_of, kind_of, leaf_of, operand_of, saved_by, signed
+from .nodes import before_views, factor_of, kind_of, leaf_of, operand_of, saved_by, signed
 
 # Reads a number, and waits for a device.
 _Number = Callable[[], float]
@@ -32,6 +32,8 @@ _MOST_TERMS = 64
 _LEAST_MASK, _MOST_MASK = 256, 4096
 # Standard deviations that the share of dropped elements is from p at most.
 _DEVIATIONS = 6.0
+# The operand that is the input of a layer.
+_INPUT = {"Addmm": 1, "Convolution": 0}
 
 
 class SinceLastLook:
@@ -102,7 +104,11 @@ class SinceLastLook:
         before, self._idle = self._idle, {}
         known = self._known()
         strange = {id(w): w for node in nodes if (w := leaf_of(node)) is not None}
-        idle = [n for n, w in strange.items() if n not in known and self._is_idle(w, before)]
+        # Data that a layer reads may require a gradient.
+        layers = ((node, _INPUT.get(kind_of(node))) for node in nodes)
+        read = (before_views(n.next_functions[p]) for n, p in layers if p is not None)
+        other = {*known, *(id(leaf_of(node)) for node, _ in read)}
+        idle = [n for n, w in strange.items() if n not in other and self._is_idle(w, before)]
         found: dict[int, tuple[str, str]] = {}
         models = self._models()
         for form, places in (("", _unregistered(models)), ("left_out", _at_hand(models))):
@@ -270,13 +276,14 @@ def _unregistered(models: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torc
 
 
 def _at_hand(models: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the parameters in the program's local variables, and those of modules of its own
-    there, as of a criterion: not of layers, nor of a network like a model's, as a teacher is.
-    Other tensors may be data that require a gradient.
+    """Yields the parameters and single numbers in the program's local variables, and those of
+    modules of its own there, as of a criterion: not of layers, nor of a network like a model's, as
+    a teacher is. Other tensors may be data that require a gradient.
     """
     kinds = {type(module) for model in models for module in model.modules()}
     for name, value in values_at_hand():
-        if isinstance(value, torch.nn.Parameter):
+        is_number = isinstance(value, torch.Tensor) and value.dim() == 0
+        if is_number or isinstance(value, torch.nn.Parameter):
             yield name, value
         is_module = isinstance(value, torch.nn.Module) and value.training
         for path, module in value.named_modules(prefix=name) if is_module else ():
