@@ -231,6 +231,8 @@ class TestRing:
     ) -> None:
         monkeypatch.setattr(DeviceRing.__init__, "__defaults__", (8, 2))
         model = deep(10).to(NAME)
+        with fastcheck.install(model, record="health"), torch.no_grad():
+            model(torch.ones(2, 8, device=NAME))  # the first reading waits for constants
         monitor = fastcheck.install(model, overflow_nums=-1, record="health")
         with fake.held(), torch.no_grad():
             model.tail.function = poison
