@@ -779,6 +779,7 @@ def test_a_learning_rate_that_is_nan_is_named(level: str) -> None:
             optimizer.step()
     text = " ".join(str(stop.value).split())
     assert "try 1. SGD has stepped with a learning rate of nan" in text
+    assert "has no steps, or that takes a root of what is below 0 past its end." in text
     assert "lr 0.1" not in text
 
 

@@ -257,9 +257,11 @@ def _fault(name: str, known: Mapping[str, float], is_of_torch: bool, ascends: bo
     rate, decay = known.get("lr", 0.0), known.get("weight_decay", 0.0)
     momentum, eps = known.get("momentum", 0.0), known.get("eps", 0.0)
     if not math.isfinite(rate):
+        is_nan = math.isnan(rate)
+        past = ", or that takes a root of what is below 0 past its end" * is_nan
         return (
             f"a learning rate of {format_number(rate)}, as a schedule gives that divides "
-            f"{'0 ' * math.isnan(rate)}by 0 where its warm-up or decay has no steps"
+            f"{'0 ' * is_nan}by 0 where its warm-up or decay has no steps{past}"
         )
     if not is_of_torch:
         return ""
