@@ -1,4 +1,6 @@
-"""Tensors without values of their own in a dump: fake ones, and nested ones."""
+"""Tensors without values in a dump: fake ones, nested ones, and those that a collective has not
+written yet.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -17,6 +21,7 @@ import fastcheck
 pytestmark = [
     pytest.mark.usefixtures("fresh_start"),
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
+    pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning"),
 ]
 
 DUMPS = [
@@ -95,3 +100,27 @@ def test_nested_tensors(tmp_path: Path, options: dict[str, Any], layout: torch.l
     nested = [one for one in found if one.get("layout") in ("nested", "jagged")]
     assert all(one["shape"][1] == -1 and "seq" not in one and one["problem"] for one in nested)
     assert nested or options["level"] == "op"
+
+
+@pytest.mark.parametrize("options", [{}, {"tensors": True}, {"ops": "*c10d*"}], ids=str)
+def test_what_a_collective_has_not_written_yet(tmp_path: Path, options: dict[str, Any]) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with fastcheck.Dumper(tmp_path / "dump", level="op", **options):
+            of_all = funcol.all_reduce(torch.ones(3), "sum", dist.group.WORLD)
+            assert (of_all + 1).sum() == 6
+            dist.all_reduce(torch.ones(3))
+            dist.all_gather_into_tensor(torch.empty(3), torch.ones(3))
+    finally:
+        dist.destroy_process_group()
+    found = {}
+    for line in (tmp_path / "dump/step0/rank0/calls.jsonl").read_text().splitlines():
+        call = json.loads(line)
+        values = [["seq" in tensor for tensor in call[side]] for side in ("in", "out")]
+        problems = {tensor.get("problem") for tensor in call["out"]}
+        found[call["op"].rpartition(".")[2]] = values, problems
+    writing = "memory that the collective may still be writing to"
+    assert found["all_reduce"] == ([[True], [False]], {writing})
+    assert found["wait_tensor"] == ([[False], [True]], {None})
+    assert found["_allgather_base_"] == ([[False, True], [False]], {writing})
+    assert found["allreduce_"] == ([[True], [False]], {writing})

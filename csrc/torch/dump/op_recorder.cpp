@@ -20,6 +20,7 @@ namespace fastcheck::dump {
 namespace {
 
 constexpr std::string_view kUnwritten = "\"memory that nothing was written to yet\"";
+constexpr std::string_view kUnfinished = "\"memory that the collective may still be writing to\"";
 
 struct Names {
   PyObject* count = interned("count");
@@ -92,6 +93,8 @@ std::string OpRecorder::end(const OpCall& call, PyObject* args, PyObject* kwargs
     describe(outputs, label, tensor);
     if (!op.overwrites && fresh_.is_fresh(unpack(tensor))) {
       outputs.append(", \"problem\": ").append(kUnwritten);
+    } else if (op.is_unfinished) {
+      outputs.append(", \"problem\": ").append(kUnfinished);
     } else if (!op.is_view) {
       read(outputs, call, Role::kOutput, label, i, tensor, i < made.written);
     }

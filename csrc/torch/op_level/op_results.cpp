@@ -132,7 +132,8 @@ void OpObserver::note_results(const at::RecordFunction& fn, Frame& frame, const 
   for (const c10::IValue& value : results_of(fn, *frame.op)) {
     for_each_tensor(value, [&](const at::Tensor& tensor) {
       if (is_wrapper(tensor) && may_be_nonfinite(tensor.scalar_type())) {
-        frame.unread.add(Readability::kWrapper);
+        const bool is_fake = tensor.has_storage() && tensor.storage().device().is_meta();
+        frame.unread.add(is_fake ? Readability::kMeta : Readability::kWrapper);
       }
     });
   }

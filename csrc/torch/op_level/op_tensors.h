@@ -35,6 +35,11 @@ void for_each_tensor(const c10::IValue& value, const Visit& visit) {
     for (const c10::IValue& item : value.toListRef()) {
       if (item.isTensor()) visit_values(item.toTensor(), visit);
     }
+  } else if (value.isList()) {  // of lists: the tensors that collectives receive
+    for (const c10::IValue& item : value.toListRef()) {
+      if (!item.isTensorList()) return;
+      for_each_tensor(item, visit);
+    }
   }
 }
 

@@ -34,7 +34,20 @@ bool is_metadata_only(std::string_view name) {
   return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
 }
 
+// Copies a rank's part into memory that a collective is to fill, and returns all of it.
+constexpr std::string_view kRoomForCollective = "fsdp::all_gather_copy_in";
+
 bool ignores_values(std::string_view name) {
+  // Those of collectives are given what one is still writing, or is to write.
+  constexpr std::string_view kOfCollectives[] = {
+      "_c10d_functional::wait_tensor",
+      "_c10d_functional::_wrap_tensor_autograd",
+      kRoomForCollective,
+  };
+  if (std::find(std::begin(kOfCollectives), std::end(kOfCollectives), name) !=
+      std::end(kOfCollectives)) {
+    return true;
+  }
   constexpr std::string_view kLike = "_like";
   return starts_with(name, "aten::new_") ||
          (name.size() > kLike.size() && name.substr(name.size() - kLike.size()) == kLike);
@@ -129,7 +142,9 @@ const Op* OpTable::add(const c10::OperatorName& operator_name) {
                      !handle->hasKernelForDispatchKey(c10::DispatchKey::CPU);
   op->number = static_cast<std::int32_t>(by_number_.size());
   op->is_collective = starts_with(operator_name.name, "c10d::") ||
-                      starts_with(operator_name.name, "_c10d_functional::");
+                      starts_with(operator_name.name, "_c10d_functional") ||  // or ..._autograd
+                      operator_name.name == kRoomForCollective;
+  op->is_unfinished = op->is_collective && operator_name.name != "_c10d_functional::wait_tensor";
   op->sends = starts_with(operator_name.name, "c10d::allreduce") ||
               starts_with(operator_name.name, "c10d::send") ||
               starts_with(operator_name.name, "_c10d_functional::all_reduce");
@@ -156,10 +171,15 @@ const Op* OpTable::add(const c10::OperatorName& operator_name) {
                               return one.alias_info() != nullptr && !one.alias_info()->isWrite();
                             }));
   op->overwrites = is_out || is_overwriting(operator_name.name);
-  if (starts_with(operator_name.name, "c10d::recv")) {
-    // Its schema has as read what it receives.
-    op->written.push_back(0);
-    op->overwrites = true;
+  if (starts_with(operator_name.name, "c10d::")) {
+    // Their schemas have as read what they receive.
+    const bool receives = starts_with(operator_name.name, "c10d::recv");
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+      const std::string& name = arguments[i].name();
+      const bool is_output = starts_with(name, "output") && name != "output_split_sizes";
+      if (is_output || (receives && i == 0)) op->written.push_back(static_cast<std::uint8_t>(i));
+    }
+    op->overwrites = op->overwrites || !op->written.empty();
   }
   op->choice = filter_.choice(op->name);
   by_number_.push_back(op.get());

@@ -30,7 +30,8 @@ struct Op {
   // statistics of batch norms.
   std::vector<std::uint8_t> written_in_training;
   bool overwrites = false;
-  // Looks at the shape of what it is given, never at the values (zeros_like, new_full, ...).
+  // Looks at the shape of what it is given, never at the values (zeros_like, new_full,
+  // wait_tensor, ...).
   bool ignores_values = false;
   // Made of other ops, which are seen by themselves. What an op with a kernel of its own calls is
   // part of that kernel, and is not.
@@ -39,6 +40,8 @@ struct Op {
   bool is_view = false;
   // Returns at once, and writes while the host goes on (c10d).
   bool is_collective = false;
+  // Such an op, but for the one that waits: what it returns is not written yet.
+  bool is_unfinished = false;
   // Such an op of which every tensor argument is sent: none is only room for what it receives.
   bool sends = false;
   // Returns memory that holds nothing yet (empty, empty_strided, ...).

@@ -204,6 +204,8 @@ class PythonOpCalls(OpCalls):
                 outputs.append(entry)
                 if not info.overwrites and self._fresh.is_fresh(tensor):
                     entry["problem"] = "memory that nothing was written to yet"
+                elif info.is_unfinished:
+                    entry["problem"] = "memory that the collective may still be writing to"
                 elif not is_view:
                     entry.update(self._read(call, "output", label, position, tensor))
             number = self.session.add_call(self._line(call, args, kwargs, outputs))

@@ -32,6 +32,20 @@ _MOVING = re.compile(
 )
 
 
+# An operator of c10d and its argument that receives.
+_RECEIVED = re.compile(r"c10d\.(\w+ output(?!_split_sizes)\w*|recv\w* tensors)")
+# Copies a rank's part into memory that a collective is to fill, and returns all of it.
+_ROOM_FOR_COLLECTIVE = "fsdp.all_gather_copy_in"
+# Operators that are given what a collective is still writing, or is to write.
+_GIVEN_UNFINISHED = frozenset(
+    (
+        "_c10d_functional.wait_tensor",
+        "_c10d_functional._wrap_tensor_autograd",
+        _ROOM_FOR_COLLECTIVE,
+    )
+)
+
+
 _RANDOM = getattr(torch.Tag, "nondeterministic_seeded", None)
 
 
@@ -53,11 +67,15 @@ class OpInfo:
             if argument.alias_info is not None and argument.alias_info.is_write
         ]
         is_metadata = _METADATA.fullmatch(plain) is not None
-        #: Arguments that it writes, by place.
-        self.written = frozenset(() if is_metadata else written)
         is_out = any(schema.arguments[place].is_out for place in written)
+        # Schemas of c10d have as read what they receive.
+        received = [name for name in self.arguments if _RECEIVED.fullmatch(f"{plain} {name}")]
+        #: Arguments that it writes, by place.
+        self.written = frozenset(
+            () if is_metadata else (*written, *(self.position[name] for name in received))
+        )
         #: True if it doesn't read before what it writes.
-        self.overwrites = is_out or _OVERWRITING.fullmatch(plain) is not None
+        self.overwrites = is_out or bool(received) or _OVERWRITING.fullmatch(plain) is not None
         self.is_in_place = bool(written)
         returned = schema.returns
         #: Returns other shapes of what it is given, and reads nothing.
@@ -76,9 +94,16 @@ class OpInfo:
         #: Moves or chooses values, and computes none.
         self.moves_values = _MOVING.fullmatch(plain) is not None
         #: Looks at the shape of what it is given, never at the values.
-        self.ignores_values = plain.startswith("aten.new_") or base.endswith("_like")
+        self.ignores_values = (
+            plain.startswith("aten.new_") or base.endswith("_like") or plain in _GIVEN_UNFINISHED
+        )
         self.is_random = _RANDOM is not None and _RANDOM in getattr(func, "tags", ())
-        self.is_collective = space in ("c10d", "_c10d_functional", "c10d_functional", "symm_mem")
+        is_functional = space.startswith("_c10d_functional")
+        self.is_collective = is_functional or space in ("c10d", "c10d_functional", "symm_mem")
+        #: Returns before its results are written.
+        self.is_unfinished = plain == _ROOM_FOR_COLLECTIVE or (
+            (is_functional or space == "c10d") and base != "wait_tensor"
+        )
 
     def draws(self, args: Any, kwargs: Any) -> bool:
         """True if this call of it draws random numbers: attention is marked as random for the sake
