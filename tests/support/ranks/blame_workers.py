@@ -60,6 +60,38 @@ def a_bad_sample(rank: int, faulty: int, log_dir: str) -> Any:
     ]
 
 
+class Summed(nn.Module):
+    """A layer whose results are those of all ranks together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = self.part(x)
+        dist.all_reduce(made.detach())
+        return made * 1.0
+
+
+def a_bad_weight(rank: int, faulty: int) -> Any:
+    """A weight of one rank becomes a NaN between two steps."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), Summed(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    fastcheck.install(model)
+    try:
+        for step in range(5):
+            if (rank, step) == (faulty, 2):
+                with torch.no_grad():
+                    model[1].part.weight[0, 0] = float("nan")
+            optimizer.zero_grad()
+            model(torch.ones(4, 8)).square().mean().backward()
+            optimizer.step()
+    except fastcheck.OverflowDetected as stop:
+        return stop.step, stop.report.rank, where(stop.culprit)
+    return None
+
+
 def updates_are_held_back(rank: int, kind: str) -> Any:
     """One rank's bad gradient reaches all of them, whose optimizers are not fused."""
     torch.manual_seed(0)

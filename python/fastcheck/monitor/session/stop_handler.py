@@ -334,7 +334,8 @@ def save_held(
 _BEGINNINGS = (Verdict.ORIGIN, Verdict.ARRIVED)
 # An event that began on its rank, or in that rank's batch, comes before an event of the same step
 # that may have come from another rank. Of two alike, the event comes first before which its rank
-# had read fewer tensors of the step: ranks do the same work in the same order.
+# had read fewer tensors of the step: ranks do the same work in the same order. A weight was not
+# finite before the step's first tensor was made.
 _BEGAN, _ARRIVED, _FOLLOWED = 0, 1, 2
 _GRADE_SHIFT = 48
 _EXIT_WIDTH = 86
@@ -669,6 +670,8 @@ def _has_made_more(made: MadeBy, given: Finding) -> bool:
 
 def _priority(culprit: Finding, step: Step) -> int:
     """The priority for RankAgreement.propose()."""
+    if culprit.role == "param":
+        return _BEGAN << _GRADE_SHIFT
     grade = _FOLLOWED
     if culprit.verdict is Verdict.ORIGIN or culprit.is_data:
         grade = _BEGAN
