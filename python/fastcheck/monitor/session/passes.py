@@ -227,9 +227,10 @@ class Backwards:
         """True if this thread may look at the gradients of the models: no other thread trains
         them.
         """
-        if len(self._trainers) > 1:
+        own = {_running.thread}
+        if not self._trainers <= own and len(self._trainers) > 1:
             self._trainers = {thread for thread in self._trainers if thread.is_alive()}
-        return self._trainers <= {_running.thread}
+        return self._trainers <= own
 
     @property
     def roots(self) -> Sequence[torch.Tensor]:
