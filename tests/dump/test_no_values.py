@@ -119,7 +119,7 @@ def test_what_a_collective_has_not_written_yet(tmp_path: Path, options: dict[str
         values = [["seq" in tensor for tensor in call[side]] for side in ("in", "out")]
         problems = {tensor.get("problem") for tensor in call["out"]}
         found[call["op"].rpartition(".")[2]] = values, problems
-    writing = "memory that the collective may still be writing to"
+    writing = "memory that a collective may still write to"
     assert found["all_reduce"] == ([[True], [False]], {writing})
     assert found["wait_tensor"] == ([[False], [True]], {None})
     assert found["_allgather_base_"] == ([[False, True], [False]], {writing})

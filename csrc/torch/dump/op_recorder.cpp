@@ -20,7 +20,7 @@ namespace fastcheck::dump {
 namespace {
 
 constexpr std::string_view kUnwritten = "\"memory that nothing was written to yet\"";
-constexpr std::string_view kUnfinished = "\"memory that the collective may still be writing to\"";
+constexpr std::string_view kUnfinished = "\"memory that a collective may still write to\"";
 
 struct Names {
   PyObject* count = interned("count");

@@ -205,7 +205,7 @@ class PythonOpCalls(OpCalls):
                 if not info.overwrites and self._fresh.is_fresh(tensor):
                     entry["problem"] = "memory that nothing was written to yet"
                 elif info.is_unfinished:
-                    entry["problem"] = "memory that the collective may still be writing to"
+                    entry["problem"] = "memory that a collective may still write to"
                 elif not is_view:
                     entry.update(self._read(call, "output", label, position, tensor))
             number = self.session.add_call(self._line(call, args, kwargs, outputs))

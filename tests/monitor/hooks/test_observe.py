@@ -309,6 +309,12 @@ class TestNames:
         observe("c", torch.ones(1))
         assert len(readings(monitor)) == 2
 
+    def test_the_values_of_a_sparse_tensor_are_read(self) -> None:
+        fastcheck.install(net())
+        sparse = torch.eye(3).mul(float("nan")).to_sparse()
+        with pytest.raises(fastcheck.OverflowDetected, match="NaN in output of adjacency"):
+            observe("adjacency", sparse)
+
     def test_what_has_no_memory_is_named_in_the_summary(self) -> None:
         monitor = fastcheck.install(net())
         meta = torch.empty(3, device="meta")

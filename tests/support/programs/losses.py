@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import fastcheck
+from fastcheck.report.stop_report import MadeBy
 
 from .training import batches
 
@@ -26,3 +27,9 @@ def stop_of(loss: Loss, *, steps: int = 2, **options: Any) -> fastcheck.Overflow
             loss(model(x)).backward()
             optimizer.step()
     return stop.value
+
+
+def maker_of(loss: Loss, **options: Any) -> MadeBy:
+    made = stop_of(loss, **options).report.made_by
+    assert made is not None
+    return made

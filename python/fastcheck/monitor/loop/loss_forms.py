@@ -142,10 +142,10 @@ class LossForms:
         self._last = (-1, 0)
         # Where several optimizers take turns, the loss of each is compared with its own.
         self._since: defaultdict[int, SinceLastLook] = defaultdict(
-            lambda: SinceLastLook(models, known, self.derived_by)
+            lambda: SinceLastLook(models, known)
         )
-        #: The numbers of tensors with respect to which the program has asked for derivatives.
-        self.derived_by: set[int] = set()
+        #: True once the program has asked for derivatives with respect to data.
+        self.derives_by_data = False
         self._known = known
         self._held = held
         # The number of the newest node that was marked.
@@ -195,7 +195,7 @@ class LossForms:
                     met.add(child)
                     waiting.append(child)
         forms.update(token_targets(met))
-        forms.update(self._since[self._last[1]].compare(roots, met))
+        forms.update(self._since[self._last[1]].compare(roots, met, self.derives_by_data))
         self._look_at_objective(forms, roots, met)
         if mask := fault_of_masks(met):
             forms["mask"] = mask

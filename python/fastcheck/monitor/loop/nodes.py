@@ -10,9 +10,9 @@ import torch
 
 from fastcheck.utils.torch.readable import can_read_now, is_unpacked_by_torch
 
-# Nodes whose result has the elements of what they are given.
 #: The node of a tensor, and its number among the results of that.
 Edge = tuple[Any, int]
+# Nodes whose result has the elements of what they are given.
 VIEWS = re.compile(
     "View|UnsafeView|ReshapeAlias|Transpose|T|Permute|Squeeze|Unsqueeze|Slice|Select|Index|Alias|"
     "Clone|ToCopy|Expand"

@@ -38,19 +38,16 @@ _INPUT = {"Addmm": 1, "Convolution": 0}
 
 class SinceLastLook:
     """``models``: returns those that are installed; ``known``: the numbers of their parameters and
-    those of the optimizers; ``derived_by``: of the tensors that the program asks the derivatives
-    with respect to of, as of points in space.
+    those of the optimizers.
     """
 
     def __init__(
         self,
         models: Callable[[], Sequence[torch.nn.Module]],
         known: Callable[[], Collection[int]],
-        derived_by: Collection[int],
     ) -> None:
         self._models = models
         self._known = known
-        self._derived_by = derived_by
         # The least and the largest value of what a loss has beside its criteria.
         self._rest = (math.inf, -math.inf)
         # The largest loss.
@@ -59,14 +56,18 @@ class SinceLastLook:
         # The version of each weight that nothing updates, and its gradient.
         self._idle: dict[int, tuple[MemoryRef, int, MemoryRef]] = {}
 
-    def compare(self, roots: Sequence[torch.Tensor], nodes: Collection[Any]) -> dict[str, str]:
-        """The forms that differ from those of the look before, or do not."""
+    def compare(
+        self, roots: Sequence[torch.Tensor], nodes: Collection[Any], derives_by_data: bool
+    ) -> dict[str, str]:
+        """The forms that differ from those of the look before, or do not. ``derives_by_data``: the
+        program asks for derivatives with respect to data, as to points in space.
+        """
         forms: dict[str, str] = {}
         if self._has_other_rest(roots):
             forms["inert_term"] = ""
         if same := self._drops_the_same(nodes):
             forms["same_dropout"] = same
-        forms.update(self._idle_forms(nodes))
+        forms.update(self._idle_forms(nodes, derives_by_data))
         return forms
 
     def _has_other_rest(self, roots: Sequence[torch.Tensor]) -> bool:
@@ -97,13 +98,18 @@ class SinceLastLook:
             return ""
         return f"p={share:g}" if torch.equal(mask, before) else ""
 
-    def _idle_forms(self, nodes: Collection[Any]) -> Iterator[tuple[str, str]]:
+    def _idle_forms(
+        self, nodes: Collection[Any], derives_by_data: bool
+    ) -> Iterator[tuple[str, str]]:
         """Names the weights that no model has registered, and to whose gradients backward() goes on
         adding.
         """
         before, self._idle = self._idle, {}
         known = self._known()
-        strange = {id(w): w for node in nodes if (w := leaf_of(node)) is not None}
+        leaves = [leaf for node in nodes if (leaf := leaf_of(node)) is not None]
+        if derives_by_data:  # then all data may require a gradient
+            leaves = [leaf for leaf in leaves if isinstance(leaf, torch.nn.Parameter)]
+        strange = {id(leaf): leaf for leaf in leaves}
         # Data that a layer reads may require a gradient.
         layers = ((node, _INPUT.get(kind_of(node))) for node in nodes)
         read = (before_views(n.next_functions[p]) for n, p in layers if p is not None)
@@ -125,9 +131,7 @@ class SinceLastLook:
         self, weight: torch.Tensor, before: Mapping[int, tuple[MemoryRef, int, MemoryRef]]
     ) -> bool:
         gradient = weight.grad
-        # Where derivatives by data are asked for, all data may require a gradient.
-        is_data = bool(self._derived_by) and not isinstance(weight, torch.nn.Parameter)
-        if gradient is None or is_data:
+        if gradient is None:
             return False
         now = self._idle[id(weight)] = MemoryRef(weight), weight._version, MemoryRef(gradient)
         ref, version, other = before.get(id(weight), now)
