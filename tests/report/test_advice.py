@@ -325,8 +325,8 @@ def test_a_learning_rate_that_blew_up_the_loss_comes_before_guesses(
             model(torch.randn(16, 8)).square().mean().backward()
             optimizer.step()
     assert caught.value.culprit.site.role == "loss"
-    advice = str(caught.value).partition("\ntry ")[2]
-    assert advice.split()[1:4] == ["Stop", "the", "growth"]
+    advice = " ".join(str(caught.value).partition("\ntry ")[2].split())
+    assert advice.startswith("1. An update since step") and QUOTED in advice
     assert "0/0" not in advice
 
 
@@ -580,6 +580,7 @@ def test_an_operator_from_the_graph_of_the_loss_is_as_good() -> None:
         ("b['log']; b is assigned at a.py:3 in step: b = next(it)", "b['log']"),
         ("y, an argument of loss, which runs from a.py:3", "y"),
         ("b['y'], in an argument of loss", "b['y']"),
+        ("table in step", "table"),
     ],
 )
 @pytest.mark.parametrize(

@@ -172,3 +172,46 @@ def test_a_singular_system() -> None:
     with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
         model(torch.ones(3, 4, 2)).sum().backward()
     assert "where the matrix is singular or nearly so" in said(stop.value)
+
+
+@pytest.mark.parametrize("is_of_data", [False, True])
+def test_an_update_whose_weights_are_why_the_loss_overflows(is_of_data: bool) -> None:
+    """A learning rate of 3e9 for 3e-4: nothing has grown yet but the weights. A target that is NaN
+    is NaN whatever they are.
+    """
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.Adam(model.parameters(), 3e9)
+    target = torch.ones(16, 1)
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for _ in range(3):
+            difference = model(torch.rand(16, 4)) - target
+            loss = difference.abs().mean() if is_of_data else (difference**8).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            target = torch.full((16, 1), math.nan) if is_of_data else target
+    text = said(stop.value)
+    assert ("try 1. An update since step 0 took the largest number of" in text) is not is_of_data
+    assert ("lower the learning rate (it is now Adam: 3.00e+09)" in text) is not is_of_data
+
+
+@pytest.mark.parametrize("level", ["module", "op"])
+@pytest.mark.parametrize("shape", [(8,), (2, 4), (2, 2, 2)])
+def test_a_mean_over_no_targets_of_any_shape(shape: tuple[int, ...], level: str) -> None:
+    model = torch.nn.Conv1d(3, 4, 1)
+    y = torch.full(shape, -100)
+    with fastcheck.install(model, level=level), pytest.raises(fastcheck.OverflowDetected) as stop:
+        logits = model(torch.rand(1, 3, 8)).reshape(shape[0], 4, *shape[1:])
+        torch.nn.functional.cross_entropy(logits, y).backward()
+    assert "try 1. A mean over no targets is 0/0: every target is ignore_index" in said(stop.value)
+
+
+@pytest.mark.parametrize("table", [torch.linspace(0, 1, 4).log()])
+def test_a_table_that_was_made_before_the_run_is_no_sample(table: torch.Tensor) -> None:
+    model = torch.nn.Linear(4, 4)
+    with fastcheck.install(model, level="op"), pytest.raises(fastcheck.OverflowDetected) as stop:
+        (model(torch.rand(4, 4)).sigmoid() * table[:, None]).square().mean().backward()
+    text = said(stop.value)
+    assert "try 1. It was not finite before mul read it (other), and no operator that was" in text
+    assert "as a table of a schedule or class weights" in text and "samples" not in text

@@ -885,6 +885,20 @@ def test_growth_makes_no_zero() -> None:
         assert (wanted in first) is is_first and ("Stop the growth" in first) is not is_first
 
 
+def test_growth_of_a_gradient_makes_no_zero_of_a_root() -> None:
+    read = {"self": of(), "other": ZERO}
+    report = operator_report(
+        "aten.div.Tensor", read, backward=True, ran="aten.sqrt", posinf_count=2
+    )
+    for bad, is_root in ((2, True), (3, False)):
+        what = build.record(posinf_count=bad, step=41)
+        trend = np.stack([*build.grown("float32", 1.0, 50.0, 4, 4), what])
+        culprit = replace(report.culprit, record=what)
+        told = advice_of(replace(report, trend=trend, culprit=culprit))
+        assert ("The derivative of sqrt is infinite at 0" in told) is is_root
+        assert told.startswith("The derivative of sqrt") is is_root
+
+
 def test_an_operator_that_only_multiplies_and_adds_left_the_range_of_16_bits() -> None:
     """The module casts its result to float32."""
     result, what = build.record("float16", posinf_count=8), build.record(posinf_count=8)

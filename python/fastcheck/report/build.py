@@ -28,7 +28,7 @@ _OUTLYING, _BEFORE = 20.0, 5
 # It has grown if it is so in the last steps, beside the first of at least so many.
 _FIRST, _LAST, _MANY = 8, 4, 16
 # Roles of tensors that are computed from weights of other modules, too.
-_OF_WEIGHTS = ("param_grad", "grad_input", "grad_output", "optimizer_state")
+_OF_WEIGHTS = ("loss", "param_grad", "grad_input", "grad_output", "optimizer_state")
 #: Tensors that the culprit was computed from, with their records.
 Evidence = list[tuple[Site, np.void]]
 

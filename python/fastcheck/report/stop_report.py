@@ -112,7 +112,7 @@ class StopReport:
     """The contents of the stop message.
 
     ``events``: all events of the step in device order. ``inputs``: what the culprit's module read,
-    its own parameters included where known, as (site, record), and of a gradient or an optimizer's
+    its own parameters included where known, as (site, record); of a loss, gradient or optimizer's
     state the weight that the last update has blown up most; ``inputs_before``: the last healthy
     record of each, where a record is held. ``trend``: the records of the culprit's site in the last
     steps, oldest first, the culprit's last. ``scale``: the loss scale in use. ``rank``: the rank of

@@ -410,12 +410,20 @@ def arrived(case: Case) -> Iterator[Advice]:
         # The lines come first: long paths may leave no room for a second item.
         lines = on_source(case.source) or on_written(case.written)
         yield from [lines] if lines else ()
-        yield Advice(
-            f"{'It' if case.site.op else 'The batch'} was non-finite before the model or the loss "
-            f"read it ({case.site.label}): look at the data, not at the model. Check the samples "
-            f"of this step where they are loaded.{written}",
-            "assert torch.isfinite(batch).all()",
-        )
+        if case.site.op:
+            yield Advice(
+                f"It was not finite before {case.op_name or 'this operator'} read it "
+                f"({case.site.label}), and no operator that was observed has made it: look at the "
+                "data, or at what was computed before the run, as a table of a schedule or class "
+                f"weights (log(0), or x/0 of a count of 0).{written}"
+            )
+        else:
+            yield Advice(
+                "The batch was non-finite before the model or the loss read it "
+                f"({case.site.label}): look at the data, not at the model. Check the samples of "
+                "this step where they are loaded.",
+                "assert torch.isfinite(batch).all()",
+            )
         if not lines:
             kept = ", a gradient that torch.func has made." if case.site.op else "."
             yield Advice(

@@ -114,7 +114,7 @@ def _case(report: StopReport) -> Case:
             None if record is None else statistics_of(record) for record in seen.inputs_before
         ),
         operation=_operation(seen, reading, inputs),
-        outside=re.split(r", (?:in )?(?:assigned|an argument)|; ", outside)[0],
+        outside=re.split(r", (?:in )?(?:assigned|an argument)|; | in \S+$", outside)[0],
         outside_reading=statistics_of(made.inputs[-1][1])
         if made is not None and not made.operator and made.inputs
         else None,
@@ -176,7 +176,7 @@ def _short(operator: str) -> str:
     node = re.fullmatch(r"(\w+?)Backward\d*", operator)
     if node:
         name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", node[1]).lower()
-        return {"log1_p": "log1p"}.get(name, name)
+        return re.sub(r"(?<=\d)_(?=[dp]\b)", "", name)
     parts = operator.split(".")
     name = parts[1] if len(parts) > 1 else parts[0]
     name = name.strip("_")
@@ -254,7 +254,8 @@ def _broken_weight(case: Case) -> Iterator[Advice]:
     """Advice if the records show that the weights changed first, and the module computes as
     before.
     """
-    if case.broken_weight is None:
+    is_of_data = case.site.role == "loss" and case.operation is None
+    if case.broken_weight is None or is_of_data:
         return
     site, now, before = case.broken_weight
     if site.key in case.report.not_updated:

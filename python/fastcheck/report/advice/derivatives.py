@@ -83,7 +83,7 @@ def root_at_zero(case: Case, made: Operation) -> Iterator[Advice]:
             f"x.clamp_min(eps).{made.name}()",
         )
         return
-    if not made.has_zero or case.trend.has_exploded:
+    if not made.has_zero or (case.trend.has_exploded and not made.is_of_zeros):
         return
     shown, how = {
         "pow": ("x ** p with p < 1", "(x + eps) ** p"),
