@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -236,3 +238,97 @@ def test_dropout_of_a_batch_in_other_parts_draws_others(rate: float, tmp_path: P
 @pytest.mark.parametrize(("count", "text"), [(1, "1 tensor is"), (2, "2 tensors are")])
 def test_notes_are_worded_for_their_count(count: int, text: str) -> None:
     assert worded("{} tensor[ is|s are]", count).format(count) == text
+
+
+def warned_run(log: Path, faults: str = "", steps: int = 14, depth: int = 0) -> str:
+    """Steps with clipping; ``faults``: what the loop does otherwise. ``depth``: of the module."""
+    torch.manual_seed(0)
+    net: nn.Module = nn.Linear(4, 2)
+    for _ in range(depth):
+        net = nn.Sequential(net)
+    optimizer, data = torch.optim.SGD(net.parameters(), lr=0.1), torch.Generator().manual_seed(1)
+    with warnings.catch_warnings(), fastcheck.install(net, log=fastcheck.Log(log)):
+        warnings.simplefilter("ignore")
+        for _ in range(steps):
+            if "not cleared" not in faults:
+                optimizer.zero_grad()
+            net(torch.randn(6, 4, generator=data)).square().mean().backward()
+            if "late" not in faults:
+                nn.utils.clip_grad_norm_(net.parameters(), 0.01)
+            optimizer.step()
+            if "late" in faults:
+                nn.utils.clip_grad_norm_(net.parameters(), 0.01)
+    return str(log)
+
+
+def test_a_warning_of_one_run_alone_is_told(tmp_path: Path) -> None:
+    def said(actual: str, reference: str) -> list[str]:
+        return [t for t in fastcheck.compare(actual, reference).advice if "was warned" in t]
+
+    plain, late = warned_run(tmp_path / "plain"), warned_run(tmp_path / "late", "late")
+    clipped = "was warned: step 10: gradients were clipped after the update that used them"
+    (text,) = said(late, plain)
+    assert text.startswith(f"the run of actual alone {clipped}")
+    (text,) = said(plain, late)
+    assert text.startswith(f"the run of reference alone {clipped}")
+    # The other run ends before, or is warned of the same under another name.
+    assert not said(late, warned_run(tmp_path / "short", steps=9))
+    sides = [warned_run(tmp_path / str(n), "not cleared", depth=n) for n in range(2)]
+    assert fastcheck.compare(*sides)["hyper-parameters"].settings and not said(*sides)
+    (text,) = said(sides[0], plain)
+    assert "gradients are not cleared" in text
+
+
+def text_of(actual: str, reference: str) -> str:
+    return " ".join(str(fastcheck.compare(actual, reference)).split())
+
+
+def rolled_back(log: Path, changes: Callable[[nn.Module, dict[str, Any], int], object]) -> str:
+    """Eight steps; ``changes``: called after each with the weights as step 3 began with them."""
+    torch.manual_seed(0)
+    net, data = Net([0, 1, 2], rate=0.0), torch.Generator().manual_seed(1)
+    net.first.requires_grad_(False)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    with fastcheck.install(net, log=fastcheck.Log(log)):
+        for step in range(8):
+            if step == 3:
+                kept = copy.deepcopy(net.state_dict())
+            optimizer.zero_grad()
+            net(torch.randn(6, 8, generator=data)).square().mean().backward()
+            optimizer.step()
+            if step >= 3:
+                changes(net, kept, step)
+    return str(log)
+
+
+def test_weights_that_are_put_back_are_told(tmp_path: Path) -> None:
+    def halved(net: nn.Module, kept: dict[str, Any], step: int) -> None:
+        with torch.no_grad():
+            net.get_parameter("last.weight").mul_(0.5 if step == 5 else 1)
+
+    def loaded(net: nn.Module, kept: dict[str, Any], step: int) -> None:
+        if step == 5:
+            net.load_state_dict(kept)
+
+    def held(net: nn.Module, kept: dict[str, Any], step: int) -> None:
+        if step >= 3:
+            net.load_state_dict(kept)
+
+    plain = rolled_back(tmp_path / "plain", lambda *_: None)
+    loads = rolled_back(tmp_path / "loaded", loaded)
+    said = "all parameters of {} in step 6 are what they were in step 3, to the bit"
+    assert said.format("actual") in text_of(loads, plain)
+    assert said.format("reference") in text_of(plain, loads)
+    assert fastcheck.compare(loads, rolled_back(tmp_path / "too", loaded)).is_identical
+    for name, changes in (("halved", halved), ("held", held)):
+        assert "put back" not in text_of(rolled_back(tmp_path / name, changes), plain)
+
+    def turned(net: nn.Module, kept: dict[str, Any], step: int, last: int = 8) -> None:
+        sign = 1 if step % 2 or step >= last else -1
+        net.load_state_dict({name: sign * weight for name, weight in kept.items()})
+
+    turns = rolled_back(tmp_path / "turns", turned)
+    stays = rolled_back(tmp_path / "stays", lambda *given: turned(*given, last=6))
+    found = fastcheck.compare(turns, stays)
+    assert found.first is not None and found.first.row.step == 6
+    assert "put back" not in str(found)

@@ -25,6 +25,7 @@ from .programs import (
     of_split,
     of_state,
     of_updates,
+    of_warnings,
     path_of,
 )
 from .questions import Answer, Questions
@@ -97,6 +98,7 @@ def advice_of(
         is_told = bool(told) or (first is not None and _begins_alone(first, tally))
         yield from _of_origin(questions, origin, equal, is_told)
     if any(answer.answer in ("partly", "no") for answer in answers):
+        yield from of_warnings(sides, starts, max(tally.growth, default=starts[1]))
         yield from of_classes(None if given else first, tally, sides)
         yield from of_one_side(tally, sides, starts)
         for answer in given:

@@ -135,6 +135,8 @@ class Source:
     optimizer_states: Sequence[Mapping[str, Any]] = ()
     #: The options that say what was read, as far as the source records them.
     options: Mapping[str, Any] = MappingProxyType({})
+    #: The warnings of the run on its settings and the order of its calls: the step and the text.
+    warned: Sequence[tuple[int, str]] = ()
     #: True if names were chosen, so that what lies between them is not there.
     is_partial = False
 

@@ -101,6 +101,24 @@ def of_settings(paths: Iterable[str], sides: Sides) -> Iterator[str]:
         yield f"other settings of modules, as install() has found them: {found}"
 
 
+def of_warnings(sides: Sides, starts: tuple[int, int], last: int) -> Iterator[str]:
+    """Warnings of one run alone, of steps that both have. ``last``: the last step of reference."""
+    said = [{_told_by(text) for _, text in side.warned} for side in sides]
+    for place, (side, start) in enumerate(zip(sides, starts)):
+        alone = [
+            f"step {step:,}: {text.rstrip('.')}"
+            for step, text in side.warned
+            if start <= step <= last - starts[1] + start and _told_by(text) not in said[1 - place]
+        ]
+        for text in list(dict.fromkeys(alone))[:_MOST]:
+            yield f"the run of {SIDES[place]} alone was warned: {text}"
+
+
+def _told_by(warning: str) -> str:
+    """The advice of a warning, which its rule alone gives; its numbers and names are the run's."""
+    return re.sub(r"\d+", "", warning.rpartition(". ")[2])
+
+
 def of_other_model(sides: Sides) -> Iterator[str]:
     """An optimizer of one side alone that holds none of the model's parameters."""
     held = [[*_held_by(side)] for side in sides]

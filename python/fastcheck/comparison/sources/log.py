@@ -17,8 +17,14 @@ from fastcheck.comparison.block import Block, Kind, Phase, Source
 from fastcheck.comparison.names import Name, NameTable, Renaming, plain_label
 from fastcheck.comparison.over_time import Schedules, schedules_of
 from fastcheck.comparison.split import has_role
-from fastcheck.errors import CompareError
-from fastcheck.log.reader import find_logs, log_parts, read_schedule, read_sites_and_meta
+from fastcheck.errors import CompareError, printable
+from fastcheck.log.reader import (
+    find_logs,
+    log_parts,
+    read_schedule,
+    read_sites_and_meta,
+    read_watch,
+)
 from fastcheck.log.record_file import read_span, read_spans
 from fastcheck.log.view import lost_site
 from fastcheck.record.format import DTYPES
@@ -95,6 +101,12 @@ class LogSource(Source):
         self.schedules: Schedules = schedules_of(
             read_schedule(self.title, first), optimizers.get(first)
         )
+        #: Other warnings, as of a spike, may be of no more than what differs before.
+        self.warned = [
+            (line["step"], printable(line["text"]).partition(": ")[2])
+            for line in read_watch(self.title)
+            if line.get("is_warning") and line.get("kind") in ("invariant", "settings")
+        ]
         evicted = {part.first_whole for part in self._ranks.values() if part.is_evicted}
         if evicted:
             self.notes.append(

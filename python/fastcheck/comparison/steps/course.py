@@ -44,6 +44,8 @@ class Handed:
     equal_step: Optional[Pairs] = None
     #: The numbers of the parameters of the first step.
     first_weights: Sequence[int] = ()
+    #: The steps until now, with a hash of all parameters that either side had when it began.
+    states: list[tuple[int, int, int]] = field(default_factory=list)
     #: The parameters of the step before.
     parameters: Optional[Parameters] = None
 

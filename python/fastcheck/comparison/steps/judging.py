@@ -115,6 +115,13 @@ def _judge_moves(pairs: StepPairs) -> None:
     arrays = (pairs.names, pairs.left, pairs.right, pairs.formats)
     now = Parameters(*(array[where] for array in arrays))
     before, pairs.handed.parameters = pairs.handed.parameters, now
+    if pairs.has_bits[where].all():
+        _, first, counts = np.unique(now.names, return_index=True, return_counts=True)
+        first = first[counts == counts.max(initial=0)]  # the first step has those that stay, too
+        read = (now.names[first], now.left["checksum"][first], now.right["checksum"][first])
+        names, mine, other = (column.tolist() for column in read)
+        hashes = [hash(tuple(zip(names, side))) for side in (mine, other)]
+        pairs.handed.states.append((pairs.step, hashes[0], hashes[1]))
     if before is None:
         pairs.handed.first_weights = now.names.tolist()
     if before is None or not course.given or course.tally.unchanged is not None:

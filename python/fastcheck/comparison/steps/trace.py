@@ -67,7 +67,10 @@ def _origin_at(pairs: StepPairs, key: Key, index: int) -> Origin:
         is_permuted(left, right, state, code),
         bool(pairs.beyond[index]),
         is_late=is_late,
-        causes=list(causes_of(pairs, index, before, pairs.handed.first_weights))
+        causes=[
+            *causes_of(pairs, index, before),
+            *_put_back(pairs, key),
+        ]
         if is_late and before is not None
         else [],
         alike=alike,
@@ -119,10 +122,8 @@ _SUMMED, _SIGNIFICANT = 1e-5, 1e-3
 _FEW = 3
 
 
-def causes_of(now: Pairs, index: int, before: Pairs, first_weights: Sequence[int]) -> Iterator[str]:
-    """Causes that a pair shows which differs first, after a step that was equal to the bit.
-    ``first_weights``: the numbers of the parameters of the first step.
-    """
+def causes_of(now: StepPairs, index: int, before: Pairs) -> Iterator[str]:
+    """Causes that a pair shows which differs first, after a step that was equal to the bit."""
     name = now.name(index)
     if name.role == "param_grad":
         for place, side in enumerate(SIDES):
@@ -137,12 +138,27 @@ def causes_of(now: Pairs, index: int, before: Pairs, first_weights: Sequence[int
                 f"{label} stays as it was in {side}, and moves on the other side: {name.module} "
                 f"runs in eval mode in {side}, or its momentum is 0 there"
             )
-        if label := _unread_weight(now, name.module, first_weights):
+        if label := _unread_weight(now, name.module, now.handed.first_weights):
             yield (
                 f"a log has {label} of the first step alone, since no optimizer updates it: look "
                 "at what else writes to it (an average of other weights: its rate, its place in "
                 "the loop). If nothing does, the operator is not deterministic, or the hardware "
                 "at fault"
+            )
+
+
+def _put_back(pairs: StepPairs, key: Key) -> Iterator[str]:
+    """The side whose parameters are those of an earlier step again, where their update differs."""
+    if key[1] != Phase.UPDATE or not pairs.handed.states:
+        return
+    steps, *sides = zip(*pairs.handed.states)
+    for side, had in zip(SIDES, sides):
+        # Updates of one size that turn round each time come back to what was two steps before.
+        if steps[-1] == pairs.step and had[-1] in had[:-3] and had[-1] not in had[-3:-1]:
+            yield (
+                f"all parameters of {side} in step {pairs.step:,} are what they were in step "
+                f"{steps[had.index(had[-1])]:,}, to the bit, and were not in the step before: they "
+                "were put back, as by a checkpoint that is loaded within the run"
             )
 
 
