@@ -12,6 +12,7 @@ from fastcheck.cli.main import main
 from fastcheck.log.reader import read_log
 from fastcheck.log.view import first_event
 from fastcheck.log.writer import RecordLog
+from fastcheck.record.event import Event
 from fastcheck.record.format import Flag, Verdict
 from fastcheck.record.site import SiteTable
 from support.records import record_builder as build
@@ -101,6 +102,17 @@ def test_an_event_that_counts_is_first() -> None:
     )
     late = build.event(build.site(), build.record(step=2), rank=3)
     assert first_event([early, late]) is late and first_event([early]) is early
+
+
+def test_a_weight_was_not_finite_before_what_another_rank_has_read() -> None:
+    def event(rank: int, seq: int, **site: str) -> Event:
+        return build.event(build.site(**site), build.record(step=1, seq=seq), rank=rank)
+
+    read, weight = event(0, 3), event(1, 9, role="param", label="weight")
+    assert first_event([read, weight]) is weight
+    # On its own rank it came after what was read there.
+    before = event(1, 2)
+    assert first_event([read, before, weight]) is before
 
 
 def test_show_says_which_rank_was_first(capsys: pytest.CaptureFixture[str], log: str) -> None:

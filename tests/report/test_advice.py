@@ -20,6 +20,7 @@ from fastcheck.record.event import (
 )
 from fastcheck.record.format import Verdict
 from fastcheck.report.advice.choose import advise
+from fastcheck.report.render import render
 from fastcheck.report.stop_report import MadeBy
 from support.operator_reports import WEIGHT, ZERO, advice_of, of, operator_report, said
 from support.records import record_builder as build
@@ -94,6 +95,20 @@ def test_nan_from_finite_inputs_depends_on_what_the_inputs_hold() -> None:
     assert "input[0] holds 7 zeros of 1,000" in told and "0/0" in told
     plain = advice_of(build.report(where, what, inputs=((source, build.record(low=0.1)),)))
     assert "the module itself made it" in plain and "negative numbers (" not in plain
+    assert "collective" not in plain
+
+
+def test_a_collective_may_have_brought_what_a_module_returns_on_several_ranks() -> None:
+    what = build.record("float32", nan_count=3, step=41)
+    where = build.site("head", "Head")
+    source = build.site("", "Net", role="input", label="input[0]")
+    report = build.report(where, what, inputs=((source, build.record(low=0.1)),))
+    several = replace(report, world_size=2)
+    assert "or a collective that it calls has brought it from another rank" in advice_of(several)
+    assert "it began here, as far as this rank has read" in render(several, 200)
+    op = replace(report.culprit, site=replace(where, op="aten.div"))
+    for other in (report, replace(several, culprit=op)):
+        assert "as far as this rank" not in render(other, 200)
 
 
 def test_a_negative_number_is_no_news_where_no_earlier_record_is_held() -> None:

@@ -41,12 +41,20 @@ def first_event(events: Iterable[Event]) -> Event | None:
     then rank.
 
     Of two ranks whose events are of the same step, the rank whose device had done less of it comes
-    first: ranks do the same work in the same order.
+    first: ranks do the same work in the same order. A weight, which is read late, was not finite
+    before the step's first tensor was made, on any rank.
     """
-    counted_first = sorted(
-        events, key=lambda e: (not e.counted, e.step, int(e.record["seq"]), e.rank)
+    by_rank: dict[int, Event] = {}
+    for event in sorted(events, key=lambda e: (not e.counted, e.step, int(e.record["seq"]))):
+        by_rank.setdefault(event.rank, event)
+    return min(
+        by_rank.values(),
+        key=lambda e: (
+            *(not e.counted, e.step, e.site.role != "param"),
+            *(int(e.record["seq"]), e.rank),
+        ),
+        default=None,
     )
-    return counted_first[0] if counted_first else None
 
 
 @dataclass

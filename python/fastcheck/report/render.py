@@ -241,7 +241,10 @@ def report_sections(report: StopReport, body: int) -> list[tuple[str, list[str]]
     reading = statistics_of(report.culprit.record)
     trend = Trend.of(report.trend)
     sections = [
-        ("what", _counts(reading, body) + wrap(_verdict_text(report.culprit), body)),
+        (
+            "what",
+            _counts(reading, body) + wrap(_verdict_text(report.culprit, report.world_size), body),
+        ),
         ("where", _where(report, reading, body)),
         ("replay", _replay_lines(report, body)),
         ("when", _when(report, reading, body)),
@@ -261,7 +264,7 @@ def _short_sections(report: StopReport, body: int, room: int) -> list[tuple[str,
     """
     reading = statistics_of(report.culprit.record)
     trend = Trend.of(report.trend)
-    what = _counts(reading, body) + wrap(_verdict_text(report.culprit), body)
+    what = _counts(reading, body) + wrap(_verdict_text(report.culprit, report.world_size), body)
     is_told = trend.has_grown or trend.has_jumped
     history = wrap(trend.sentence(), body) if is_told else []
     sections: list[tuple[str, list[str]]] = []
@@ -334,7 +337,9 @@ def parts(report: StopReport, width: int, whole: bool = False) -> list[tuple[str
     lines = wrap(_headline(report, reading), width)
     if report.culprit.line:
         lines += wrap(report.culprit.line, width, "line      ", " " * 10)
-    lines += wrap(_verdict_text(report.culprit), width) + _batch_lines(report, width)
+    lines += wrap(_verdict_text(report.culprit, report.world_size), width) + _batch_lines(
+        report, width
+    )
     sections = [
         ("culprit", lines + last_healthy_lines(Trend.of(report.trend), width)),
         ("numbers", statistics_lines(reading, width) if whole else []),
@@ -353,7 +358,7 @@ def brief(report: StopReport, ascii_only: bool | None = None) -> str:
     width = line_width(WIDTH)
     reading = statistics_of(report.culprit.record)
     lines = wrap(_headline(report, reading), width, "", "  ")
-    lines += wrap(_verdict_text(report.culprit), width, "  ")
+    lines += wrap(_verdict_text(report.culprit, report.world_size), width, "  ")
     for item in advise(report)[:1]:
         lines += wrap("try: " + item.text, width, "  ")
     text = printable("\n".join(lines), keep="\n")
@@ -375,13 +380,16 @@ def _headline(report: StopReport, reading: RecordStatistics) -> str:
     return f"{counts} {where} at step {report.step}{rank}"
 
 
-def _verdict_text(event: Event) -> str:
+def _verdict_text(event: Event, world_size: int) -> str:
     verdict = Verdict(event.verdict)
     text = VERDICT_TEXTS.get(verdict, "")
     reason = event.reason.strip()
     is_stored = event.site.role in ("param", "buffer", "optimizer_state")
     if verdict is Verdict.ARRIVED and is_stored and not reason.startswith(GIVEN_INSTEAD):
         text = "it is stored in the model"
+    is_of_module = event.site.role == "output" and not event.site.op
+    if verdict is Verdict.ORIGIN and is_of_module and world_size > 1:
+        text = "it began here, as far as this rank has read"  # a collective may have brought it
     return f"{verdict.name.lower()}, {text}" + (f": {reason}" if reason else ".")
 
 
@@ -453,7 +461,7 @@ def _replay_lines(report: StopReport, width: int) -> list[str]:
     )
     if rerun.culprit.line:
         lines += wrap(rerun.culprit.line, width, "line      ", " " * 10)
-    lines += wrap(_verdict_text(rerun.culprit), width)
+    lines += wrap(_verdict_text(rerun.culprit, 1), width)
     if rerun.inputs:
         lines += input_lines(rerun, width)
     return lines

@@ -22,10 +22,12 @@ def test_the_rank_of_a_bad_sample_is_named_on_all_ranks(tmp_path: pathlib.Path) 
     assert event is not None and event.rank == 1
 
 
-def test_a_bad_weight_comes_before_what_other_ranks_make_of_it() -> None:
-    found = values(run_ranks(work.a_bad_weight, 1, world_size=2))
+def test_a_bad_weight_comes_before_what_other_ranks_make_of_it(tmp_path: pathlib.Path) -> None:
+    found = values(run_ranks(work.a_bad_weight, 1, str(tmp_path), world_size=2))
     weight = ("1.part", "param", "weight", "arrived")
     assert found == [(2, 1, weight)] * 2
+    event = first_event(read_log(tmp_path).events)
+    assert event is not None and (event.rank, event.site.role) == (1, "param")
 
 
 def test_torchs_default_optimizers_do_not_apply_what_the_ranks_stop_for() -> None:

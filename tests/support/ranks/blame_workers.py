@@ -73,12 +73,12 @@ class Summed(nn.Module):
         return made * 1.0
 
 
-def a_bad_weight(rank: int, faulty: int) -> Any:
+def a_bad_weight(rank: int, faulty: int, log_dir: str) -> Any:
     """A weight of one rank becomes a NaN between two steps."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), Summed(), nn.Linear(8, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    fastcheck.install(model)
+    fastcheck.install(model, log_dir=log_dir)
     try:
         for step in range(5):
             if (rank, step) == (faulty, 2):

@@ -182,7 +182,7 @@ def nan_from_finite(case: Case) -> Iterator[Advice]:
     # A number below 0 or a zero in the input is no news if nothing earlier is held.
     has_earlier = any(before is not None for _, _, before in read)
     if not has_earlier and not case.op_name:
-        yield _made_within()
+        yield _made_within(case)
     fewer = [(s, r, b) for s, r, b in read if b is not None and r.numel * 2 <= b.numel]
     negative = [(s, r) for s, r, b in read if r.negative_count and not (b and b.negative_count)]
     zeros = [(s, r) for s, r, b in read if r.zero_count > (b.zero_count if b else 0)]
@@ -209,7 +209,7 @@ def nan_from_finite(case: Case) -> Iterator[Advice]:
             "Clamp before: x.clamp_min(eps)."
         )
     if has_earlier and not fewer and not negative and not zeros and not case.op_name:
-        yield _made_within()
+        yield _made_within(case)
     if case.has_domain and case.reading.dtype == "float16":
         yield Advice(
             "Check eps: in float16 anything below 6e-8 is zero, so eps=1e-8 protects nothing."
@@ -218,11 +218,17 @@ def nan_from_finite(case: Case) -> Iterator[Advice]:
         yield from growth(case)
 
 
-def _made_within() -> Advice:
+def _made_within(case: Case) -> Advice:
+    made = "As far as was read, the module itself made it."
+    if case.report.world_size > 1 and not case.op_name:
+        made = (
+            "As far as was read on this rank, the module itself made it, or a collective that it "
+            "calls has brought it from another rank (an all_reduce, SyncBatchNorm, a parallel "
+            "layer)."
+        )
     return Advice(
-        "As far as was read, the module itself made it. Look in its forward for a division "
-        "(0/0: a mean over nothing, x / x.norm()), log or sqrt of a negative number, or Inf - Inf, "
-        "and add an eps or a clamp there."
+        f"{made} Look in its forward for a division (0/0: a mean over nothing, x / x.norm()), log "
+        "or sqrt of a negative number, or Inf - Inf, and add an eps or a clamp there."
     )
 
 
