@@ -215,3 +215,13 @@ def test_a_table_that_was_made_before_the_run_is_no_sample(table: torch.Tensor) 
     text = said(stop.value)
     assert "try 1. It was not finite before mul read it (other), and no operator that was" in text
     assert "as a table of a schedule or class weights" in text and "samples" not in text
+
+
+def test_the_line_of_a_loss_that_holds_a_logarithm_says_more_than_a_list_of_causes() -> None:
+    model = torch.nn.Linear(4, 4)
+    depth = torch.arange(4.0)
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        (depth.log() - model(torch.rand(2, 4))).pow(2).mean().backward()
+    text = said(stop.value)
+    assert "try 1. Look at the lines that may have made it: log(0) is -Inf" in text
+    assert "binary_cross_entropy" not in text

@@ -14,6 +14,8 @@ from fastcheck.report.advice.source import on_source
         ("y = torch.log(x)", ["log(0) is -Inf"]),
         ("y = x.log1p()", ["log(0) is -Inf"]),
         ("y = x ** 0.5", ["a root or power of a negative number"]),
+        ("w = p.pow(-.4)", ["a root or power of a negative number"]),
+        ("w = torch.pow(1 - p, 0.25)", ["a root or power of a negative number"]),
         ("y = x.exp()", ["exp of a large number"]),
         ("y = x.to(torch.float16)", ["a cast to float16"]),
         ("y = x.half()  # n/a", ["a cast to float16"]),
@@ -37,6 +39,7 @@ def test_what_it_does(source: str, said: list[str]) -> None:
         "y = F.log_softmax(x, -1)",
         "y = x.bfloat16() + x.to(torch.bfloat16)",
         "y = x // 2",
+        "y = x.pow(2) + torch.pow(x, 3) * 1.5",
     ],
 )
 def test_what_it_does_not(source: str) -> None:

@@ -846,6 +846,7 @@ def test_a_target_of_a_function_that_is_finite_everywhere() -> None:
         "SubBackward0 in the graph of the loss",
     )
     assert "its operand with a graph is finite" in made.how
+    assert "torch.atan(box / box)" in " ".join(made.written)
 
 
 def test_what_an_operand_without_a_graph_was_taken_from() -> None:
@@ -918,3 +919,39 @@ def test_a_root_that_where_hides_is_named_not_what_has_read_it(is_made_before: b
     if not is_made_before:
         assert "known not to be finite, in as many elements as LogBackward0 has read" in told
         assert "NaN (or it read NaN, which is not held): clamp before" in told
+
+
+@pytest.mark.parametrize("size", [torch.square, torch.abs])
+@pytest.mark.parametrize("is_table", [False, True])
+def test_minus_infinity_of_which_a_square_or_a_magnitude_is_made(
+    size: Loss, is_table: bool
+) -> None:
+    """The log of a depth of 0, and that of a schedule at its end, beside a mask that does no harm:
+    what is infinite in the loss was -Inf before.
+    """
+    logs = torch.arange(8.0).log()
+    mask = torch.zeros(8).index_fill(0, torch.tensor(3), -math.inf)
+
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        masked = (y + mask).softmax(-1).square().mean()
+        value = y.sigmoid() * logs + 0.5 if is_table else logs - y
+        return size(value).mean() + masked
+
+    made = maker_of(loss)
+    assert made.how.startswith(f"{'Mul' if is_table else 'Sub'}Backward0")
+    if is_table:
+        assert "that has no graph (other)" in made.how and "-Inf alone, as the log" in made.how
+    else:
+        assert "logs - y" in " ".join(made.written) and made.result is not None
+        assert made.result["neginf_count"] == made.result["numel"] / 8
+
+
+def test_minus_infinity_whose_square_nobody_made_is_not_named() -> None:
+    """A power of -1 makes 0 of -Inf, and exp of a power of 3, too: another one made the NaN."""
+    logs = torch.arange(8.0).log()
+
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        beside = (logs - y.abs()).pow(-1).mean() + (logs - y).pow(3).exp().mean()
+        return beside + (y * 0 / (y[:, :1] * 0)).mean()
+
+    assert maker_of(loss).operator == "DivBackward0"

@@ -42,7 +42,7 @@ from .local_variables import (
     local_variables,
     record_of,
 )
-from .made_again import AGAIN, bad_power, makes_nonfinite
+from .made_again import made_of, makes_nonfinite
 from .variables import (
     beside,
     from_outside,
@@ -53,7 +53,7 @@ from .variables import (
     read_for,
     used_in,
 )
-from .written_lines import lines_behind
+from .written_lines import lines_behind, lines_of_data
 
 #: An edge: a node, and the number of a result of it.
 _Edge = tuple[Any, int]
@@ -115,6 +115,8 @@ class _GraphSearch:
         self._graph = f"the graph of {name}"
         self._known: dict[_Edge, np.void] = {}
         self._saved: dict[Any, dict[str, torch.Tensor]] = {}
+        # Results of which +Inf or NaN was made, as of a -Inf that is squared.
+        self._harmful: set[_Edge] = set()
         self._is_whole = True
         # Results that their nodes do not keep.
         for variable in local_variables():
@@ -135,11 +137,12 @@ class _GraphSearch:
             saved = self._saved[node] = saved_tensors(node)
             for tensor in saved.values():
                 self._note(tensor)
-            again = AGAIN.get(operator_of(name_of(node)))
-            if again is not None and "self" in saved and (node, 0) not in self._known:
-                result = record_of(again(saved["self"].detach()))
+            if "self" in saved and (node, 0) not in self._known:
+                result = made_of(saved["self"], node)
                 if result is not None and not is_nonfinite(result):
                     self._known[node, 0] = result
+                elif result is not None and is_loud(result):
+                    self._harmful.add(node.next_functions[0])
             for edge in node.next_functions:
                 child = edge[0]
                 if child is None or child in met or self._state(edge) is False:
@@ -168,8 +171,9 @@ class _GraphSearch:
         if not self._is_whole:
             return None
         results: dict[Any, list[np.void]] = {}
-        for (node, _), record in self._known.items():
-            if self._is_bad(record):
+        for edge, record in self._known.items():
+            if self._is_bad(record) or (edge in self._harmful and is_nonfinite(record)):
+                node = edge[0]
                 results.setdefault(node, []).append(record)
         for node in sorted(self._saved, key=order_of):
             saved = self._saved[node]
@@ -188,8 +192,9 @@ class _GraphSearch:
                 if inputs[name].grad_fn is None and self._is_bad(record):
                     return self._from_outside(node, name, inputs[name], record)
             result = next(iter(results.get(node, ())), None)
-            if result is None and operator_of(name_of(node)) == "Pow" and "self" in saved:
-                result = bad_power(saved["self"], node)
+            is_power = operator_of(name_of(node)) == "Pow" and (node, 0) not in self._known
+            if is_power and "self" in saved and not any(is_nonfinite(r) for _, r in records):
+                result = made_of(saved["self"], node)
             if result is not None or makes_nonfinite(node, saved):
                 bad = [(name, record) for name, record in records if is_nonfinite(record)]
                 if bad and all(inputs[name].grad_fn is None for name, _ in bad):
@@ -259,8 +264,8 @@ class _GraphSearch:
         return child, [], before
 
     def _from_mask(self, node: Any, result: np.void) -> Optional[MadeBy]:
-        """The -Inf without a graph that sums and products alone have led to this sum, which made
-        NaN of as large a share: Inf - Inf.
+        """The -Inf without a graph that sums and products alone have led to this sum, which is -Inf
+        in as large a share, or NaN: Inf - Inf.
         """
         waiting, met = [node], {node}
         while waiting:
@@ -272,7 +277,8 @@ class _GraphSearch:
                 if record is None or user is node or not record["neginf_count"]:
                     continue
                 share = record["neginf_count"] * result["numel"]
-                if share == result["nan_count"] * record["numel"]:
+                bad = result["nan_count"] or result["neginf_count"]
+                if share == bad * record["numel"]:
                     return self._from_outside(user, name, tensor, record)
             children = {child for child, _ in user.next_functions if child is not None}
             waiting += children - met
@@ -393,7 +399,10 @@ class _GraphSearch:
             )
             return MadeBy("", how, inputs=((TARGET_OF_KL, target),))
         return MadeBy(
-            "", how, inputs=tuple(("its operand with a graph", record) for record in records[:1])
+            "",
+            how,
+            inputs=tuple(("its operand with a graph", record) for record in records[:1]),
+            written=lines_of_data(is_loud=True),
         )
 
     def _factor(self, edges: Sequence[_Edge]) -> tuple[list[np.void], Optional[np.void]]:

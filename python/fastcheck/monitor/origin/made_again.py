@@ -11,8 +11,6 @@ from typing import Any, Callable, Optional
 import numpy as np
 import torch
 
-from fastcheck.record.format import is_nonfinite
-
 from .graph_nodes import PREFIX, name_of, operator_of
 from .local_variables import record_of
 
@@ -60,14 +58,15 @@ def _variance(values: Mapping[str, Any]) -> Any:
     return count <= (1 if correction is None else correction)
 
 
-def bad_power(read: torch.Tensor, node: Any) -> Optional[np.void]:
-    """The record of its power, which nobody may have kept, where it is not finite: which of the
-    causes it has (an overflow, 1/0, the root of a negative number) shows in the result alone.
+def made_of(read: torch.Tensor, node: Any) -> Optional[np.void]:
+    """The record of what an operator of one operand has made of it, which nobody may have kept; of
+    a power, which of the causes it has (an overflow, 1/0, the root of a negative number) shows in
+    the result alone. None: it is no such operator.
     """
-    made = record_of(read.detach().pow(node._saved_exponent))
-    known = record_of(read)
-    is_made = made is not None and is_nonfinite(made)
-    return made if is_made and known is not None and not is_nonfinite(known) else None
+    kind = operator_of(name_of(node))
+    if kind == "Pow":
+        return record_of(read.detach().pow(node._saved_exponent))
+    return record_of(AGAIN[kind](read.detach())) if kind in AGAIN else None
 
 
 def _likelihood(values: Mapping[str, Any]) -> Any:

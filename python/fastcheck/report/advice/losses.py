@@ -10,7 +10,7 @@ from fastcheck.utils.text.numbers import format_number
 
 from . import activations
 from .case import OF_LOG_TARGET, Advice, Case
-from .source import how_written, on_source
+from .source import how_written, on_source, on_written
 
 
 def loss(case: Case) -> Iterator[Advice]:
@@ -43,8 +43,8 @@ def loss(case: Case) -> Iterator[Advice]:
     yield from activations.growth(case) if case.has_run_away else ()
     if made is not None and result is not None and made.inputs and is_finite and is_safe:
         yield activations.unexplained(made)
-    elif of_line is not None:
-        yield of_line
+    elif (lines := of_line or on_written(case.written)) is not None:
+        yield lines
     elif case.has_nan:
         yield Advice(
             "The loss's own code made it, or what that read beside the model (targets, weights): "

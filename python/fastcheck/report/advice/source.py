@@ -13,7 +13,7 @@ _IN_SOURCE = (
     (r"\.(?:std|var)\(", "a std or var of one element is 0/0, and that of equal numbers is 0"),
     (r"\blog(?:2|10|1p)?\(", "log(0) is -Inf, and log of a negative number is NaN: clamp before"),
     (
-        r"sqrt\(|\*\* ?-?\d*\.",
+        r"sqrt\(|(?:\*\* ?|\bpow\((?:[^()]*, ?)?)-?\d*\.",
         "a root or power of a negative number is NaN, and a negative power of 0 Inf: clamp before",
     ),
     (r"\bexp2?\(", "exp of a large number is Inf: clamp before"),
