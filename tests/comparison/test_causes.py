@@ -12,7 +12,13 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck.comparison.row import factor_of, factor_text, padded_text, shifted_text
+from fastcheck.comparison.row import (
+    factor_of,
+    factor_text,
+    mapped_text,
+    padded_text,
+    shifted_text,
+)
 from fastcheck.record.statistics import statistics_of
 from support.programs.compare_runs import log_run
 
@@ -107,6 +113,30 @@ def test_one_element_has_a_whole_factor_alone() -> None:
     assert factor_of(side_of(x * 1.3), side_of(x)) == 1
     assert factor_of(side_of(x * 1.000001), side_of(x)) == 1
     assert factor_of(side_of((x * 4).bfloat16()), side_of(x.bfloat16())) == 1
+
+
+NORMAL = torch.randn(1000, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        (NORMAL * 2 - 1, "its statistics are those of reference times 2 minus 1"),
+        (0.5 - NORMAL, "its statistics are those of reference times -1 plus 0.5"),
+        (NORMAL, ""),
+        (NORMAL.flip(0), ""),
+        (NORMAL.bfloat16().float(), ""),
+        (NORMAL * 0.9, ""),
+        (NORMAL + 1, ""),
+        (NORMAL.tanh(), ""),
+        (torch.cat([NORMAL[1:] * 2 - 1, NORMAL[:1]]), ""),
+        (torch.full_like(NORMAL, 2.0), ""),
+        (torch.cat([NORMAL[:1] * math.inf, NORMAL[1:] * 2 - 1]), ""),
+    ],
+)
+def test_a_range_that_is_scaled_and_shifted_is_found(changed: torch.Tensor, text: str) -> None:
+    assert mapped_text(side_of(changed), side_of(NORMAL)) == text
+    assert mapped_text(side_of(changed[:3]), side_of(NORMAL[:3])) == ""
 
 
 IDS = torch.randint(1, 50, (64,), generator=torch.Generator().manual_seed(0))

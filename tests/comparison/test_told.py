@@ -332,3 +332,88 @@ def test_weights_that_are_put_back_are_told(tmp_path: Path) -> None:
     found = fastcheck.compare(turns, stays)
     assert found.first is not None and found.first.row.step == 6
     assert "put back" not in str(found)
+
+
+class Scaled(nn.Module):
+    """A model that divides what its layer returns. ``shares``: it returns that itself."""
+
+    def __init__(self, scale: float, shares: bool) -> None:
+        super().__init__()
+        self.head, self.scale, self.shares = nn.Linear(8, 4), scale, shares
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.head(x)
+        return made if self.shares else made / self.scale
+
+
+def scaled(
+    log: Path,
+    inside: float = 1.0,
+    outside: float = 1.0,
+    *,
+    shares: bool = False,
+    noise: float = 0.0,
+    evaluates: bool = False,
+    warm: int = 5,
+    ahead: int = 0,
+) -> str:
+    """Six steps; ``noise``: of gradients; ``warm``: the steps of a warm-up, ``ahead`` by some."""
+    torch.manual_seed(0)
+    net, criterion = Scaled(inside, shares), nn.CrossEntropyLoss()
+    optimizer, data = torch.optim.AdamW(net.parameters()), torch.Generator().manual_seed(1)
+    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(1.0, (n + ahead + 1) / warm))
+    with fastcheck.install(net, criterion, log=fastcheck.Log(log)):
+        for step in range(6):
+            x, y = torch.randn(16, 8, generator=data), torch.arange(16) % 4
+            if evaluates and step == 2:
+                with torch.no_grad():
+                    net(torch.randn(8, 8, generator=torch.Generator().manual_seed(5)))
+            optimizer.zero_grad()
+            made = net(x)
+            criterion(made if outside == 1 else made / outside, y).backward()
+            for parameter in net.parameters() if noise else ():
+                assert parameter.grad is not None
+                parameter.grad += noise * torch.randn(parameter.shape)
+            optimizer.step()
+            rates.step()
+    return str(log)
+
+
+def test_a_scale_that_moves_out_of_a_module_is_the_same_function(tmp_path: Path) -> None:
+    inside, outside = scaled(tmp_path / "in", 2.0), scaled(tmp_path / "out", outside=2.0)
+    for sides in ((inside, outside), (outside, inside)):
+        assert "the model · forward · output[0] differs: the loss of the step" in text_of(*sides)
+        assert fastcheck.compare(*sides, accept="missing").agrees
+    plain = scaled(tmp_path / "plain")
+    assert fastcheck.compare(inside, plain)["forward"].answer == "no"
+    assert not fastcheck.compare(scaled(tmp_path / "3", 3.0), outside, accept="missing").agrees
+    assert not fastcheck.compare(outside, plain, accept="missing").agrees
+
+
+def test_what_hands_a_criterion_another_tensor_is_told(tmp_path: Path) -> None:
+    plain = scaled(tmp_path / "plain", shares=True)
+    outside = text_of(scaled(tmp_path / "out", outside=2.0, shares=True), plain)
+    assert "in actual alone CrossEntropyLoss reads input[0] as a tensor of its own" in outside
+    assert "returns output[0]" not in outside
+    inside = text_of(scaled(tmp_path / "in", 2.0), plain)
+    assert "in actual alone the model returns output[0] as a tensor of its own" in inside
+    assert "CrossEntropyLoss reads" not in inside
+
+
+def test_gradients_that_all_change_after_backward_are_told(tmp_path: Path) -> None:
+    plain, said = scaled(tmp_path / "plain"), "no gradient of a parameter is equal to the bit"
+    assert said in text_of(scaled(tmp_path / "noise", noise=1e-3), plain)
+    assert said not in text_of(scaled(tmp_path / "scale", 2.0), plain)
+
+
+def test_a_call_more_of_one_side_is_told_where_all_else_agrees(tmp_path: Path) -> None:
+    text = text_of(scaled(tmp_path / "more", evaluates=True), scaled(tmp_path / "plain"))
+    assert "that the other side does not make, as of an evaluation." in text
+
+
+def test_a_schedule_that_is_a_step_ahead_is_told(tmp_path: Path) -> None:
+    plain = scaled(tmp_path / "plain")
+    ahead, said = scaled(tmp_path / "ahead", ahead=1), "lr is that of reference 1 step"
+    assert f"{said} earlier" in text_of(ahead, plain) and f"{said} later" in text_of(plain, ahead)
+    for other in (plain, scaled(tmp_path / "4", warm=4)):
+        assert said not in text_of(other, plain)

@@ -18,6 +18,7 @@ from .programs import (
     of_gradient,
     of_left_out,
     of_modules,
+    of_offset,
     of_one_side,
     of_other_model,
     of_rates,
@@ -76,6 +77,7 @@ def advice_of(
     is_renamed = bool(tally.lookalikes)
     if is_over and kinds and not is_renamed and set(kinds) <= {"environment", "hyper-parameters"}:
         yield from of_other_model(sides)
+        yield from of_offset(sides) if starts[0] == starts[1] else ()
         options = " ".join(f"--accept {kind}" for kind in kinds)
         is_equal = is_level and bool(tally.losses)
         if is_equal and not all(entry.is_explained for entry in tally.missing.values()):
@@ -155,6 +157,20 @@ def _of_factor(first: Found, origin: Optional[Origin]) -> Iterator[str]:
             f"{origin.alike + 1:,}: look at what changes it by itself (a hook on the "
             "parameter, a loss that it alone has a part in, a write to it)"
         )
+    elif (
+        origin is not None
+        and first.key == origin.key
+        and origin.is_parameters_gradient
+        and not (origin.alike or origin.causes)
+        and first.exact_before
+        and " · backward · " in first.after
+        and not is_whole(factor)
+    ):
+        yield (
+            "no gradient of a parameter is equal to the bit in that step, and what modules pass on "
+            "in backward is: look at what changes gradients after backward(), or at hooks on all "
+            "parameters (noise, a decay, a clipping or an average that is written out)"
+        )
     elif is_whole(factor):
         yield (
             f"a whole factor, {factor_text(factor)}: for example a mean on one side and a "
@@ -230,11 +246,9 @@ def _of_steps(tally: Tally, answers: tuple[Answer, ...], first: Optional[Found])
                 "where that side leaves out an optimizer.step(), or takes more micro-batches"
             )
             return
-        if step is None and first is not None and entry.first_step <= first.row.step:
-            yield (
-                f"{more}: a call that the other side does not make, as of an evaluation, may move "
-                "what BatchNorm keeps, and draw random numbers"
-            )
+        if step is None and (first is None or entry.first_step <= first.row.step):
+            moves = ", may move what BatchNorm keeps, and draw random numbers" * (first is not None)
+            yield f"{more}: a call that the other side does not make, as of an evaluation{moves}"
             return
     if step is not None:
         yield from of_order(tally.batches)
@@ -290,6 +304,16 @@ def _of_inputs(first: Found) -> Iterator[str]:
             f"{first.row.name} is nothing that an observed module has returned as it is: code "
             f"between these modules computes it{after}"
         )
+    for side, other, names in zip(SIDES, SIDES[::-1], first.alone):
+        made = [name for name in names if " · forward · output" in name]
+        path = path_of(made[-1]) if made else ""
+        holds = path_of(first.after).startswith(f"{path}." if path else "")
+        if made and first.row.phase is Phase.LOSS and holds:
+            yield (
+                f"in {side} alone {path or 'the model'} returns {made[-1].rpartition(' · ')[2]} as "
+                f"a tensor of its own; in {other} it returns there what a module has returned "
+                "before, or nothing. Look at its forward() (a scale, a bound), or at a hook on it"
+            )
     inputs = _own_inputs(first)
     for place, (side, other) in enumerate((("actual", "reference"), ("reference", "actual"))):
         if inputs[place] and not inputs[1 - place]:

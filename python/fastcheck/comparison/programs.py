@@ -101,6 +101,22 @@ def of_settings(paths: Iterable[str], sides: Sides) -> Iterator[str]:
         yield f"other settings of modules, as install() has found them: {found}"
 
 
+def of_offset(sides: Sides) -> Iterator[str]:
+    """Learning rates of one side that are those of the other some steps later."""
+    for name, theirs in sides[1].schedules.items():
+        mine = dict(sides[0].schedules.get(name, ())) if name.endswith(".lr") else {}
+        for late in (-1, 1, -2, 2):
+            both = [(mine[at + late], rate) for at, rate in theirs if at >= 0 and at + late in mine]
+            is_same = all(own == rate for own, rate in both)
+            if is_same and len({rate for _, rate in both}) == len(both) >= _MOST:
+                yield (
+                    f"{name} is that of reference {counted(abs(late), 'step')} "
+                    f"{'later' if late > 0 else 'earlier'}, as far as both change it: look at the "
+                    "place of scheduler.step(), or where the schedule begins"
+                )
+                return
+
+
 def of_warnings(sides: Sides, starts: tuple[int, int], last: int) -> Iterator[str]:
     """Warnings of one run alone, of steps that both have. ``last``: the last step of reference."""
     said = [{_told_by(text) for _, text in side.warned} for side in sides]

@@ -91,7 +91,12 @@ def make_row(
     if not relation and state is PairState.DIFFERENT and (factor := factor_of(*sides)) != 1:
         relation = f"its statistics are {factor_text(factor)} times those of reference"
     elif not relation and state is PairState.DIFFERENT and elements is None:
-        relation = _constant_text(*sides) or shifted_text(*sides) or padded_text(*sides)
+        relation = (
+            _constant_text(*sides)
+            or shifted_text(*sides)
+            or mapped_text(*sides)
+            or padded_text(*sides)
+        )
     return Row(
         step=step,
         rank=block.rank,
@@ -133,6 +138,28 @@ def shifted_text(actual: Optional[dict[str, Any]], reference: Optional[dict[str,
         return ""
     sign = "plus" if number > 0 else "minus"
     return f"its statistics are those of reference {sign} {abs(number):.6g}"
+
+
+def mapped_text(actual: Optional[dict[str, Any]], reference: Optional[dict[str, Any]]) -> str:
+    """The text on statistics that are those of reference times a number plus another, as of data
+    that are scaled to another range; "" where they are not.
+    """
+    if actual is None or reference is None or actual["numel"] != reference["numel"]:
+        return ""
+    mine, other = (_moments(side) for side in (actual, reference))
+    if mine is None or other is None or actual["numel"] < _MANY:
+        return ""
+    spreads = [max(squares - mean * mean, 0.0) for _, _, mean, squares in (mine, other)]
+    size = max(map(abs, mine[:2]))
+    for sign in (1, -1) if all(spreads) else ():
+        factor = sign * math.sqrt(spreads[0] / spreads[1])
+        number = mine[2] - factor * other[2]
+        ends = sorted(factor * end + number for end in other[:2])
+        is_same = max(abs(mine[0] - ends[0]), abs(mine[1] - ends[1])) < _SAME * size
+        if is_same and abs(factor - 1) > _APART and abs(number) > _APART * size:
+            more = f"{'plus' if number > 0 else 'minus'} {abs(number):.5g}"
+            return f"its statistics are those of reference times {factor:.5g} {more}"
+    return ""
 
 
 def padded_text(actual: Optional[dict[str, Any]], reference: Optional[dict[str, Any]]) -> str:
@@ -206,6 +233,8 @@ def _summary(record: np.void) -> dict[str, Any]:
 # Statistics that differ by less than this, relative to what they belong to, are the same; and what
 # is between these is no factor, but an error.
 _SAME, _APART = 1e-5, 1e-3
+# Fewer elements may have such statistics by chance.
+_MANY = 64
 
 
 def factor_of(actual: Optional[dict[str, Any]], reference: Optional[dict[str, Any]]) -> float:

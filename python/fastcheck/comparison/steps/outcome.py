@@ -117,12 +117,13 @@ def _alone_before(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Outputs, or gradients, of one side alone before this pair; and what its module reads."""
     phase = Phase.FORWARD if phase == Phase.LOSS else phase
+    phases = [phase, Phase.ARRIVED] if phase == Phase.FORWARD else [phase]
     found = []
     for block, only_here, matched in (
         (pairs.ours, pairs.aligned.only_ours, pairs.aligned.ours),
         (pairs.theirs, pairs.aligned.only_theirs, pairs.aligned.theirs),
     ):
-        is_before = (only_here < matched[first]) & (block.phases[only_here] == phase)
+        is_before = (only_here < matched[first]) & np.isin(block.phases[only_here], phases)
         names = [pairs.table[number] for number in block.names[only_here[is_before]].tolist()]
         own = pairs.name(first).module
         shown = [

@@ -51,6 +51,7 @@ def excuse_schedule(pairs: StepPairs) -> None:
     differs = (pairs.states == PairState.DIFFERENT) | (pairs.states == PairState.REORDERED)
     resizing = _resizing(pairs)
     criteria = _criteria(pairs) if differs.any() and pairs.has_same_loss else set()
+    is_moved = _is_elsewhere(pairs) & bool(criteria)
     is_faulty = is_resized = False
     for index in np.flatnonzero(differs & (pairs.reasons != measure.NONFINITE)).tolist():
         name, number = names[index], int(pairs.names[index])
@@ -69,7 +70,7 @@ def excuse_schedule(pairs: StepPairs) -> None:
             is_resized = True
             pairs.leave_out(index, "resized", measure.RESIZED)
         elif (
-            name.module in criteria
+            (name.module in criteria or is_moved[index])
             and name.role in ("output", "grad_output")
             and pairs.states[index] == PairState.DIFFERENT
         ):
@@ -123,6 +124,18 @@ def _criteria(pairs: StepPairs) -> set[str]:
     """The modules that return a loss, which the program may divide or sum before backward()."""
     losses = np.unique(pairs.names[pairs.phases == Phase.LOSS]).tolist()
     return {name.module for name in map(pairs.table.__getitem__, losses) if name.module}
+
+
+def _is_elsewhere(pairs: StepPairs) -> np.ndarray:
+    """True where a side has what the other has under a name that this side lacks: code that one of
+    them has within a module, and the other behind it.
+    """
+    ours, theirs = pairs.ours.records, pairs.theirs.records
+    alone = ours[pairs.aligned.only_ours], theirs[pairs.aligned.only_theirs]
+    mine = np.isin(pairs.left["checksum"], alone[1]["checksum"])
+    other = np.isin(pairs.right["checksum"], alone[0]["checksum"])
+    is_elsewhere: np.ndarray = (mine | other) & pairs.has_bits & (pairs.left["numel"] > 1)
+    return is_elsewhere
 
 
 def _has_same_inputs(pairs: StepPairs, names: Sequence[Name], index: int) -> bool:
