@@ -36,6 +36,28 @@ def test_a_batch_that_is_far_larger_than_those_before(
     assert ("of the model reaches" in text) is is_said
 
 
+@pytest.mark.parametrize("is_far", [True, False])
+def test_a_batch_whose_update_blew_up_the_weights(is_far: bool) -> None:
+    """The loss of the batch was finite, and that of the next is not."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    with pytest.raises(fastcheck.OverflowDetected) as stop, fastcheck.install(model, watch=False):
+        for step in range(12):
+            x = torch.rand(8, 4) * (1e9 if is_far and step == 8 else 1)
+            optimizer.param_groups[0]["lr"] = 1e12 if not is_far and step == 8 else 1e-3
+            loss = ((model(x) - x.sum(1, keepdim=True)) ** 2).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    text = " ".join(str(stop.value).split())
+    assert ("input[0] of the model reached 9.99e+08 in step 8; in the 8 steps" in text) is is_far
+    tried = "try 1. input[0] of the model was 1.00e+09 times as large in step 8 as in the 8 steps"
+    assert (f"{tried} before: look at the data of that step" in text) is is_far
+    assert ("input[0] of the model" in text) is is_far
+    assert ("try 1. An update since step 8 took the largest number" in text) is not is_far
+
+
 @pytest.mark.parametrize(("in_place", "is_said"), [(True, True), (False, False)])
 def test_a_data_set_that_each_epoch_changes(in_place: bool, is_said: bool) -> None:
     """It is standardised again in each epoch; the stop is of the learning rate or of a batch."""

@@ -100,11 +100,13 @@ def _outlier(records: History, sites: Iterable[Site], step: int) -> Optional[Out
     for label, levels, steps in _inputs(records, sites):
         first = levels[:_FIRST].max(initial=0.0)
         if len(levels) >= _MANY and levels[-_LAST:].min() >= _OUTLYING * first > 0:
-            return Outlier(label, float(levels[-1]), float(first), _FIRST, True)
-        before, now = levels[steps < step], levels[steps == step]
-        is_far = len(now) and len(before) >= _BEFORE and now[0] >= _OUTLYING * before.max() > 0
-        if is_far and found is None:
-            found = Outlier(label, float(now[0]), float(before.max()), len(before), False)
+            return Outlier(label, float(levels[-1]), float(first), _FIRST, True, step)
+        # The update of an earlier step may have blown up the weights.
+        for at in range(step, step - _LAST, -1):
+            before, now = levels[steps < at], levels[steps == at]
+            is_far = len(now) and len(before) >= _BEFORE and now[0] >= _OUTLYING * before.max() > 0
+            if is_far and found is None:
+                found = Outlier(label, float(now[0]), float(before.max()), len(before), False, at)
     return found
 
 

@@ -310,9 +310,10 @@ def _when(report: StopReport, reading: RecordStatistics, width: int) -> list[str
     texts += [] if report.scale is None else [f"Loss scale {format_number(report.scale)}."]
     lines += wrap(" ".join(text for text in texts if text), width)
     if report.outlier is not None:
-        label, largest, most, steps, has_grown = report.outlier
+        label, largest, most, steps, has_grown, step = report.outlier
         now, before = format_number(largest), f"at most {format_number(most)}"
-        text = f"reaches {now} in this step; in the {steps} steps before it was"
+        at = "reaches {} in this step" if step == report.step else f"reached {{}} in step {step:,}"
+        text = f"{at.format(now)}; in the {steps} steps before it was"
         if has_grown:
             text = f"has grown: it reaches {now}, and in the first {steps} steps that are known"
         lines += wrap(f"{label} of the model {text} {before}.", width)

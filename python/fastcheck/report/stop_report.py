@@ -96,8 +96,8 @@ class MadeBy:
 
 
 class Outlier(NamedTuple):
-    """An input of the model, how large it is, and was at most in so many steps: those before this
-    one, or, if it has been so large for a while (``has_grown``), the first that are known.
+    """An input of the model, how large it was in a step, and was at most in so many steps: those
+    before it, or, if it has been so large for a while (``has_grown``), the first that are known.
     """
 
     label: str
@@ -105,6 +105,7 @@ class Outlier(NamedTuple):
     before: float
     steps: int
     has_grown: bool
+    step: int
 
 
 @dataclass(frozen=True)

@@ -235,12 +235,15 @@ def _updated_operand(case: Case) -> Iterator[Advice]:
 def _growth(report: StopReport) -> Iterator[Advice]:
     if report.outlier is None:
         return
-    label, now, before, steps, has_grown = report.outlier
-    seen = f"{label} of the model is {format_number(now / before)} times as large as"
+    label, now, before, steps, has_grown, step = report.outlier
+    times, which = format_number(now / before), "this" if step == report.step else "that"
+    seen = f"{label} of the model is {times} times as large as"
+    if which == "that":
+        seen = f"{label} of the model was {times} times as large in step {step:,} as"
     if not has_grown:
         yield Advice(
-            f"{seen} in the {steps} steps before: look at the data of this step, or at what else "
-            "makes it, before the learning rate."
+            f"{seen} in the {steps} steps before: look at the data of {which} step, or at what "
+            "else makes it, before the learning rate."
         )
     else:
         yield Advice(
