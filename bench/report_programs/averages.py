@@ -875,3 +875,28 @@ def values_against_all_returns(fixed: bool) -> Made:
         return update(optimizer, ((values[:, 0] if fixed else values) - returns).pow(2).mean())
 
     return [model], step
+
+
+@program(
+    "segmentation with class weights",
+    "all pixels that count have a class of weight 0",
+    place=LOSS,
+    operator=r"nll_loss",
+    kind=EMPTY_MEAN,
+    advice=r"no targets|weight 0",
+    never=(NO_RATE,),
+)
+def pixels_of_weight_zero(fixed: bool) -> Made:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    weight = torch.tensor([1.0, 2.0, 1.0, 0.1 if fixed else 0.0])
+    criterion = nn.CrossEntropyLoss(weight=weight, ignore_index=255)
+
+    def step(i: int) -> Tensor:
+        y = whole(i, 0, 3, 2, 6, 6)
+        if i == BAD:
+            y = torch.full_like(y, 255)
+            y[0, 0, 0] = 3
+        return update(optimizer, criterion(model(data(i, 2, 3, 6, 6)), y))  # FAULT
+
+    return [model], step

@@ -277,3 +277,28 @@ def missing_target_from_numpy(fixed: bool) -> Made:
         return update(optimizer, F.mse_loss(model(data(i, 8, 6)), known))
 
     return [model], step
+
+
+@program(
+    "a detector of rare labels",
+    "pos_weight is Inf for a label without positives, and Inf * 0 is NaN",
+    place=LOSS,
+    operator=r"pos_weight|binary_cross_entropy",
+    kind=r"x/0|count of 0",
+    advice=r"x/0|count of 0",
+    never=(NO_RATE, r"samples of this step"),
+)
+def label_without_positives(fixed: bool) -> Made:
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    positives = torch.tensor([10.0, 5.0, 0.0])
+    weight = (100 - positives) / (positives.clamp_min(1) if fixed else positives)  # FAULT
+    criterion = nn.BCEWithLogitsLoss(pos_weight=weight)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 16, 6)
+        y = (x[:, :3] > 0.8).float()
+        y[:, 2] = 0
+        return update(optimizer, criterion(model(x), y))
+
+    return [model], step

@@ -21,6 +21,7 @@ from report_programs.program import (
     data,
     mlp,
     program,
+    uniform,
     update,
     whole,
 )
@@ -726,5 +727,67 @@ def legal_actions_of_no_mass(fixed: bool) -> Made:
             p = logits.softmax(-1) * legal
             chosen = p / p.sum(-1, keepdim=True)  # FAULT
         return update(optimizer, -(chosen[:, 0] * data(i + 1, 8)).mean())
+
+    return [model], step
+
+
+@program(
+    "prioritised replay",
+    "the weight of a sample of priority 0 is 0 ** -0.4",
+    place=LOSS + r"|\bw\b",
+    operator=r"\bpow\b|MulBackward",
+    kind=r"negative power of 0",
+    advice=r"negative power of 0",
+    never=(NO_RATE,),
+)
+def priority_of_zero(fixed: bool) -> Made:
+    model = mlp(4, 16, 1)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    priority = uniform(0, 64)
+    priority[10] = 1e-3 if fixed else 0.0
+
+    def step(i: int) -> Tensor:
+        chosen = (torch.arange(16) + 8 * i) % 64
+        share = priority / priority.sum()
+        w = (64 * share[chosen]).pow(-0.4)  # FAULT
+        error = (model(data(i, 16, 4)) - uniform(i, 16, 1)).square()
+        return update(optimizer, (w / w.max() * error[:, 0]).mean())
+
+    return [model], step
+
+
+@program(
+    "a router with a capacity",
+    "both experts of a token are full: its weights are renormalised by a sum of 0",
+    place=r"Experts",
+    operator=r"\bdiv\b|DivBackward",
+    kind=ZERO_DIVISION,
+    advice=EPS,
+    never=(NO_RATE,),
+)
+def token_that_every_expert_drops(fixed: bool) -> Made:
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.router = nn.Linear(8, 4)
+            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            share, chosen = self.router(x).softmax(-1).topk(2, -1)
+            place = F.one_hot(chosen, 4).sum(1).cumsum(0).gather(1, chosen)
+            share = share * (place <= 10)
+            total = share.sum(-1, keepdim=True)
+            share = share / (total + 1e-9 if fixed else total)  # FAULT
+            parts = [layer(x) for layer in self.layers]
+            return sum(
+                (share * (chosen == n)).sum(1, keepdim=True) * part for n, part in enumerate(parts)
+            )
+
+    model = Experts()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 40 if i >= BAD else 10, 8)
+        return update(optimizer, (model(x) - x.flip(1)).square().mean())
 
     return [model], step

@@ -540,3 +540,79 @@ def log_of_a_prior_of_zero(fixed: bool) -> Made:
         return update(optimizer, elbo(model(data(i, 8, 6)), prior))
 
     return [model], step
+
+
+@program(
+    "monocular depth in log space, squared",
+    "a depth of 0 in the target: its log is -Inf, and the square of the error +Inf",
+    place=LOSS,
+    operator=r"\blog\b|LogBackward|SubBackward",
+    kind=LOG_OF_ZERO,
+    advice=LOG_OF_ZERO,
+    never=(NO_RATE,),
+)
+def square_of_log_of_no_depth(fixed: bool) -> Made:
+    model = mlp(6, 32, 16)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+
+    def step(i: int) -> Tensor:
+        depth = uniform(i, 4, 16) + 0.1
+        if i == BAD:
+            depth[1, 2] = 0.0
+        known = depth.clamp_min(1e-3) if fixed else depth
+        error = known.log() - model(data(i, 4, 6))  # FAULT
+        return update(optimizer, (error**2).mean() - 0.5 * error.mean() ** 2)
+
+    return [model], step
+
+
+@program(
+    "a diffusion model that learns its variance",
+    "the log of the posterior variance is -Inf in step 0 of the schedule, and is interpolated",
+    place=r"\bfloor\b",
+    operator=r"\blog\b|MulBackward|\bindex\b",
+    kind=LOG_OF_ZERO + r"|-Inf alone, as the log",
+    advice=LOG_OF_ZERO + r"|log\(0\)",
+    never=(NO_RATE, r"samples of this step"),
+)
+def variance_of_the_first_step(fixed: bool) -> Made:
+    model = mlp(9, 32, 16)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    beta = torch.linspace(1e-4, 0.2, 20)
+    left = (1 - beta).cumprod(0)
+    before = torch.cat([torch.ones(1), left[:-1]])
+    variance = beta * (1 - before) / (1 - left)
+    floor = torch.log(variance.clamp_min(1e-8) if fixed else variance)
+
+    def step(i: int) -> Tensor:
+        at, x = whole(i, 0, 20, 16), data(i, 16, 8)
+        noise, share = model(torch.cat([x, at[:, None] / 20], 1)).chunk(2, -1)
+        part = share.sigmoid()
+        logs = part * beta.log()[at][:, None] + (1 - part) * floor[at][:, None]  # FAULT
+        loss = F.mse_loss(noise, data(i + 1, 16, 8)) + 1e-3 * (logs + 4).square().mean()
+        return update(optimizer, loss)
+
+    return [model], step
+
+
+@program(
+    "distillation with a divergence of one's own",
+    "the target is one-hot: 0 * (log(0) - log_p) is NaN",
+    place=LOSS,
+    operator=r"\blog\b|SubBackward",
+    kind=LOG_OF_ZERO,
+    advice=LOG_OF_ZERO,
+    never=(NO_RATE,),
+)
+def divergence_from_one_hot_targets(fixed: bool) -> Made:
+    model = mlp(8, 32, 5)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+
+    def step(i: int) -> Tensor:
+        y = F.one_hot(whole(i, 0, 5, 16), 5).float()
+        logs = model(data(i, 16, 8)).log_softmax(-1)
+        if fixed:
+            return update(optimizer, F.kl_div(logs, y, reduction="batchmean"))
+        return update(optimizer, (y * (y.log() - logs)).sum(-1).mean())  # FAULT
+
+    return [model], step

@@ -569,3 +569,44 @@ def loaded_state_with_nan(fixed: bool) -> Made:
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     optimizer.load_state_dict(state)
     return [model], step
+
+
+@program(
+    "a typo in a configuration: 3e9 for 3e-4",
+    "one update of Adam makes weights of 3e9, and the loss of the next step overflows",
+    place=LOSS,
+    operator=r"\bpow\b|PowBackward",
+    kind=r"lower the learning rate \(it is now Adam: 3\.00e\+09\)|beyond the range of float32",
+    advice=r"lower the learning rate|what made it so large",
+)
+def weights_of_one_update(fixed: bool) -> Made:
+    model = mlp(6, 16, 16, 1)
+    optimizer = torch.optim.Adam(model.parameters(), 3e-4 if fixed else 3e9)
+
+    def step(i: int) -> Tensor:
+        return update(optimizer, (model(data(i, 16, 6)) - 1).pow(4).mean())  # FAULT
+
+    return [model], step
+
+
+@program(
+    "sensor data with a value of an error code",
+    "one batch is 1e9 times as large: its loss is finite, and its update blows up the weights",
+    place=r"input\[0\]",
+    operator=r"\bpow\b|PowBackward|step 12",
+    kind=r"times as large in step 12|Stop the growth",
+    advice=r"look at the data of that step",
+    steps=20,
+)
+def update_of_one_large_batch(fixed: bool) -> Made:
+    model = mlp(6, 16, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 16, 6)
+        target = x[:, :1]
+        if i == 12 and not fixed:
+            x[3] *= 1e9  # FAULT
+        return update(optimizer, (model(x) - target).square().mean())
+
+    return [model], step

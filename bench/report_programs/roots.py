@@ -659,3 +659,31 @@ def eikonal_of_dead_units(fixed: bool) -> Made:
         return update(optimizer, (norm - 1).square().mean())
 
     return [model], step
+
+
+@program(
+    "a vocoder with a loss of several spectrograms",
+    "the magnitude of a silent spectrum is a root at 0, after gradients that were already large",
+    place=r"0 \(|\bHardtanh|1 \(Hardtanh\)",
+    operator=r"\bsqrt\b|SqrtBackward",
+    kind=ROOT_AT_ZERO,
+    advice=r"eps",
+    never=(NO_RATE, r"Stop the growth"),
+)
+def magnitude_of_a_silent_clip(fixed: bool) -> Made:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Hardtanh(0.0, 0.5))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    window = torch.hann_window(16)
+
+    def magnitude(x: Tensor) -> Tensor:
+        bins = torch.stft(x, 16, window=window, return_complex=True)
+        power = bins.real**2 + bins.imag**2
+        return (power.clamp_min(1e-7) if fixed else power).sqrt()  # FAULT
+
+    def step(i: int) -> Tensor:
+        sound = model(data(i, 4, 64))
+        if i == BAD:
+            sound = sound * torch.tensor([1.0, 0.0, 1.0, 1.0])[:, None]
+        return update(optimizer, F.l1_loss(magnitude(sound), magnitude(data(i + 3, 4, 64))))
+
+    return [model], step

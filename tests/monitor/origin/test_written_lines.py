@@ -377,3 +377,14 @@ def test_no_code_of_the_program_runs() -> None:
         return lines_of_data(is_loud=True)
 
     assert sources(step(is_called=False))[:1] == ["surprise: return (y - y).log()"]
+
+
+def test_the_line_of_a_power_of_data() -> None:
+    """Weights of a replay with a priority of 0; a square makes no infinity of such numbers."""
+
+    def step(model: nn.Module) -> None:
+        share = torch.arange(8.0).pow(2)
+        weight = share.pow(-0.4)
+        (weight[:, None] / 2 * model(BATCH)).mean().backward()
+
+    assert sources(made_by(step, nn.Linear(4, 3)).written) == ["step: weight = share.pow(-0.4)"]

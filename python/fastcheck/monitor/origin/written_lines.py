@@ -258,7 +258,10 @@ class _Search:
             *node.args[:2],
             *([node.func.value] if isinstance(node.func, ast.Attribute) else ()),
         )
-        is_it = name.rstrip("_") in self._names and all(map(self._is_open, read))
+        is_root = name == "pow" and node.args and not self._with_guarded
+        is_it = name.rstrip("_") in self._names
+        is_it |= bool(is_root and _OF_ROOT.match(ast.unparse(node.args[-1])))
+        is_it &= all(map(self._is_open, read))
         return (node.func.end_lineno or 0) if is_it else 0
 
     def _is_operator(self, operator: ast.operator, right: ast.expr) -> bool:
