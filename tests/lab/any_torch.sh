@@ -55,7 +55,7 @@ interpreter() {
 # stubs SITE-PACKAGES INTO: a library by each name that torch's libraries miss, with all of CUDA's functions, under
 # the versions that they are asked for.
 stubs() {
-  local libraries=("$1"/torch/lib/*.so*) into=$2 name missing versions
+  local libraries=("$1"/torch/lib/*.so*) into=$2 name missing version versions
   mkdir -p "$into"
   missing=$(ldd "${libraries[@]}" | awk '/not found/ { print $1 }' | sort -u)
   test -n "$missing" || return 0

@@ -19,6 +19,7 @@ import torch
 from fastcheck.cli import doctor
 from package import wheel_smoke
 from support.paths import ROOT
+from support.pythons import python_of
 from support.records.reference import fields, record
 
 TORCH = "".join(torch.__version__.split(".")[:2])
@@ -276,6 +277,24 @@ def test_the_conda_recipe_agrees_with_the_project() -> None:
     for line in (line for line in text.splitlines() if not line.startswith("#")):
         assert line in [*needed["build"], *needed["host"]]
     assert "numpy" in needed["run"] and any("pytorch" in one for one in needed["run"])
+
+
+#: Reads all Python files of a folder, as an import would.
+READ_CODE = """
+import pathlib, sys
+for path in pathlib.Path(sys.argv[1]).rglob("*.py"):
+    compile(path.read_bytes(), str(path), "exec")
+"""
+
+
+def test_the_lowest_python_reads_all_files() -> None:
+    """Ruff does not report an assignment without parentheses in an index, new in Python 3.10."""
+    tomllib = pytest.importorskip("tomllib")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    python = python_of(project["requires-python"].removeprefix(">="))
+    command = [python, "-I", "-c", READ_CODE, str(ROOT / "python")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_wheel_names_its_authors_and_says_what_it_is(wheel: wheel_smoke.Wheel) -> None:

@@ -167,7 +167,8 @@ def _odd_siblings(sites: SiteTable, now: Signals, k: int) -> Iterator[Number]:
         site = sites[int(now.sites[at])]
         if site.role != "output" or site.op or site.module not in weighted:
             continue
-        if IS_FLOAT[code := now.code_of(k, at)]:
+        code = now.code_of(k, at)
+        if IS_FLOAT[code]:
             of_kind = kinds.setdefault(site.module_type, {})
             of_kind.setdefault(DTYPES[code].name, []).append(site.module)
     for kind, modules in kinds.items():

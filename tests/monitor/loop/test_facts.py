@@ -408,7 +408,8 @@ def test_a_saved_tensor_is_unpacked_by_the_program_alone() -> None:
     numbers = itertools.count()
 
     def pack(tensor: torch.Tensor) -> int:
-        held[number := next(numbers)] = tensor
+        number = next(numbers)
+        held[number] = tensor
         return number
 
     def program(model: nn.Module, optimizer: Any) -> None:
