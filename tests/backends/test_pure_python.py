@@ -190,6 +190,7 @@ class TestInstall(Pure):
         assert where(stop.culprit) == ("1", "output", "output", "origin")
         assert (stop.step, stop.culprit.record["nan_count"]) == (2, 1)
         assert "1 NaN" in str(stop)
+        assert 'level="op"' not in str(stop)  # it needs the extension
         monitor.remove()
 
     def test_a_nan_in_backward(self) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Callable
 
+from fastcheck.extension import status
 from fastcheck.record.event import (
     COMPUTED_OUTSIDE,
     KNOWN_ALONE,
@@ -303,7 +304,9 @@ def _saturating(case: Case) -> Iterator[Advice]:
 
 
 def _closer(case: Case, report: StopReport) -> Iterator[Advice]:
-    """Suggests how to find the operator and the line, where they are not known."""
+    """Suggests how to find the operator and the line, where they are not known: by op level, which
+    needs the extension.
+    """
     made = report.made_by
     is_batch = case.site.role == "input" and not case.site.module
     # A stored tensor that was finite in an earlier step was made in the run, too.
@@ -311,7 +314,7 @@ def _closer(case: Case, report: StopReport) -> Iterator[Advice]:
     is_between = report.culprit.reason.startswith(COMPUTED_OUTSIDE)
     is_of_run = case.verdict is Verdict.ORIGIN or was_finite or is_between
     is_known = bool(case.site.op) or report.is_op_level
-    if is_known or not is_of_run or (is_batch and not is_between):
+    if is_known or not is_of_run or (is_batch and not is_between) or status.module is None:
         return
     if case.site.role == "grad_norm" or (made is not None and made.line):
         return
