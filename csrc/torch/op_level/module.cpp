@@ -30,6 +30,8 @@ std::function<std::string()> as_line(const py::object& function) {
   return [shared = shared_between_threads(function)]() -> std::string {
     if (!Py_IsInitialized()) return {};
     const py::gil_scoped_acquire acquire;
+    // An op that raises is over, too, as one that saves the last tensor that a checkpoint needs.
+    const py::error_scope raised;
     try {
       return (*shared)().cast<std::string>();
     } catch (const std::exception&) {
@@ -46,6 +48,7 @@ Launcher as_launcher(const py::object& launches) {
   return [shared = shared_between_threads(launches), own](std::vector<Launch> list) {
     if (!Py_IsInitialized()) return;
     const py::gil_scoped_acquire acquire;
+    const py::error_scope raised;
     own->launch(std::move(list));
   };
 }
