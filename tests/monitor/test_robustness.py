@@ -218,16 +218,43 @@ class TestOwnFailures:
         with pytest.warns(fastcheck.FastcheckWarning, match="ZeroDivisionError"):
             model(torch.ones(2, 8))
 
+    @pytest.mark.parametrize("part", ["build_report", "_has_made_more", "StopHandler._made_by"])
     def test_a_stop_whose_evidence_fails_is_still_a_stop(
-        self, monkeypatch: pytest.MonkeyPatch
+        self, part: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         model = nn.Sequential(nn.Linear(8, 8), Apply(poison))
         fastcheck.install(model)
-        build = "fastcheck.monitor.session.stop_handler.build_report"
+        build = f"fastcheck.monitor.session.stop_handler.{part}"
         monkeypatch.setattr(build, lambda *args: 1 // 0)
         with pytest.warns(fastcheck.FastcheckWarning, match="ZeroDivisionError"):
             stop = stopped(model, torch.ones(2, 8))
         assert where(stop.culprit) == ("1", "output", "output", "origin")
+
+    def test_a_stop_after_an_error_of_its_own_tells_of_it(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What is not observed any more may be what the stop came of."""
+        model = nn.Sequential(nn.Linear(8, 8), Apply(lambda x: x))
+        fastcheck.install(model)
+        reader = "fastcheck.monitor.hooks.state_reader.StateReader.read_for_update"
+        with monkeypatch.context() as broken:
+            broken.setattr(reader, lambda *args, **kwargs: 1 // 0)
+            with pytest.warns(fastcheck.FastcheckWarning, match="ZeroDivisionError"):
+                train(model, 1)
+        model[1].function = poison
+        text = " ".join(str(stopped(train, model, 1)).split())
+        assert "no longer observes optimizer steps: ZeroDivisionError" in text
+
+    def test_remove_where_the_last_records_cannot_be_read(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model = Net()
+        monitor = fastcheck.install(model)
+        train(model, 2)
+        monkeypatch.setattr("fastcheck.monitor.session.session.Session.flush", lambda *args: 1 // 0)
+        with pytest.warns(fastcheck.FastcheckWarning, match="ZeroDivisionError"):
+            monitor.remove()
+        assert not any(module._forward_hooks for module in model.modules())
 
     def test_keyboard_interrupt_passes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         model = Net()

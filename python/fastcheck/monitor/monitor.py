@@ -257,7 +257,10 @@ class Monitor:
             session.removed = Removal.DONE
             session.recorder.close()
             self._core.hooks.close()
-            self._take_in()
+            try:
+                self._take_in()
+            except Exception as error:
+                session.report_internal_error("what was read last", error)
             if isinstance(session.level, OpLevel):
                 session.level.end()
             log = self._event_store.archive.log

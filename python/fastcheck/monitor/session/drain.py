@@ -66,6 +66,8 @@ class Faults:
         self._session = weakref.ref(session)
         #: Notes for the summary: what is no longer observed, and why.
         self.notes: dict[str, None] = {}
+        #: The first of those of errors of fastcheck's own; empty: there was none.
+        self.first = ""
         #: Sites that could not be read once; they are not tried again.
         self.off_sites: set[int] = set()
         #: Tensors that were overwritten before their turn to be read came.
@@ -90,6 +92,7 @@ class Faults:
         note = f"fastcheck no longer observes {where}: {type(error).__name__}: {error}"
         if note not in self.notes:
             self.notes[note] = None
+            self.first = self.first or note
             warn_of_fault(f"{note}. Training is not affected.")
 
     def look(self) -> None:

@@ -342,6 +342,8 @@ _EXIT_WIDTH = 86
 #: Causes of events of the watch that may let numbers grow, and the length of what is cut to a
 #: sentence there, to three lines.
 _GROWING, _LONG = ("gradient", "loss", "data", "optimizer"), 220
+# A part of a report.
+_OPERATOR = "the operator that made its events"
 # The time for which the end of the process waits for a device that may hang.
 _EXIT_SECONDS = 5.0
 
@@ -529,10 +531,15 @@ class StopHandler:
 
     def _report(self, due: Due) -> StopReport:
         session, event_store = self._session, self._session.event_store
-        with session.lock, event_store.lock:
-            session.collect()
-        made = self._held_maker or self._made_by(due)
-        finding, decision, step = due = self._with_blame(due, made)
+        made = self._held_maker
+        try:
+            with session.lock, event_store.lock:
+                session.collect()
+            made = made or self._made_by(due)
+            due = self._with_blame(due, made)
+        except Exception as error:
+            session.report_internal_error(_OPERATOR, error)
+        finding, decision, step = due
         with session.lock, event_store.lock:
             try:
                 report = self._whole_report(due)
@@ -556,7 +563,7 @@ class StopHandler:
         try:
             return self._find_maker(_culprit(due), step)
         except Exception as error:
-            self._session.report_internal_error("the operator that made its events", error)
+            self._session.report_internal_error(_OPERATOR, error)
             return None
 
     def _with_blame(self, due: Due, made: Optional[MadeBy]) -> Due:
@@ -598,6 +605,9 @@ class StopHandler:
                 path = self._save(path)
         report = build_report(session, self._meta, culprit, step, path, world_size)
         report = _with_noticed(report, self._watched())
+        if session.faults.first:
+            noticed = f"that {session.faults.first}. What is said here may be incomplete"
+            report = replace(report, noticed=noticed)
         return self._with_page(replace(report, broken_weights=self._broken_weights(report)))
 
     def _broken_weights(self, report: StopReport) -> Optional[tuple[str, ...]]:
