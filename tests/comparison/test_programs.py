@@ -159,6 +159,10 @@ def writing_to(name: str) -> Callable[[Any], torch.optim.Optimizer]:
             "norm.running_mean stays as it was in actual, and moves on the other side: norm runs",
         ),
         (
+            {"at_step": lambda step, net: net.eval()},
+            "norm.running_mean stays as it was in actual, and moves on the other side: norm runs",
+        ),
+        (
             {"begin": lambda net, _: net.last.weight.register_hook(lambda grad: grad / 2)},
             "it is the only gradient of a parameter that differs in that step, of 8: look at what",
         ),
@@ -753,6 +757,41 @@ def test_a_mask_that_is_drawn_again_in_backward_is_told(tmp_path: Path) -> None:
     reference = train(tmp_path / "b", net=Keeping)
     told = why(actual, reference)
     assert "dropout (Dropout) makes another gradient of what is equal to the bit: its mask" in told
+
+
+@pytest.mark.parametrize(
+    ("rate", "hooked", "change"),
+    [(0.3, "dropout", lambda grad: grad * 2), (0.0, "last", lambda grad: grad.clamp(-1e-3))],
+)
+def test_a_gradient_that_a_hook_changes_is_no_mask(
+    rate: float, hooked: str, change: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path
+) -> None:
+    def side(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> str:
+        def begin(net: nn.Module, _: torch.optim.Optimizer) -> None:
+            net.get_submodule("dropout").p = rate
+            net.get_submodule(hooked).register_full_backward_hook(
+                lambda module, given, _: (change(given[0]),)
+            )
+
+        return train(tmp_path / name, net=Keeping, begin=begin)
+
+    told = fastcheck.compare(side("a", change), side("b", lambda grad: grad))
+    assert told.first is not None and told.first.row.name.startswith("dropout · backward")
+    assert "its mask" not in str(told)
+
+
+def test_the_criteria_of_both_sides_are_named(plain: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net, criterion = Net(), nn.MultiMarginLoss()
+    optimizer = torch.optim.AdamW(net.parameters())
+    with fastcheck.install(net, criterion, log_dir=tmp_path / "log"):
+        for x, y in batches(6):
+            optimizer.zero_grad()
+            criterion(net(x), y).backward()
+            optimizer.step()
+    told = why(str(tmp_path / "log"), plain)
+    assert "the criterion is MultiMarginLoss in actual and CrossEntropyLoss in reference" in told
+    assert "was given to install()" not in told
 
 
 @pytest.mark.parametrize(("factor", "is_told"), [(2.0, True), (1.0, False)])

@@ -55,7 +55,7 @@ def test_weights_that_were_not_loaded_are_found_by_two_batches(tmp_path: Path) -
     train_resumed(tmp_path / "resumed", fault="weights")
     found = fastcheck.compare(tmp_path / "resumed", tmp_path / "whole")
     assert answers(found)["batches"] == "yes" and answers(found)["initial weights"] == "no"
-    assert "the batch is equal to the bit, and the next batch (the weights of bo" in found.notes[0]
+    assert "the batch is equal to the bit, and the next batch (the weights are eq" in found.notes[0]
 
 
 def test_a_buffer_that_was_not_loaded_is_an_initial_weight(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def advice_of(
         if first.row.phase is Phase.UPDATE:
             yield from _of_update(first, origin, told, tally, sides, starts)
     if first is not None and first.row.phase in (Phase.LOSS, Phase.GRADIENTS):
-        yield from _of_factor(first, None if given else origin)
+        yield from _of_factor(first, None if given else origin, bool(told))
     if any(answer.answer == "partly" for answer in answers) and questions.first is None:
         yield (
             "If some tensors are on one side only on purpose (fused or split modules), use "
@@ -147,7 +147,7 @@ def _of_update(
         yield from of_rates(first, sides, starts)
 
 
-def _of_factor(first: Found, origin: Optional[Origin]) -> Iterator[str]:
+def _of_factor(first: Found, origin: Optional[Origin], is_told: bool) -> Iterator[str]:
     """Advice on a loss or a gradient, by its factor and by what differs beside it."""
     factor = factor_of(first.row.actual, first.row.reference)
     is_alone = origin is not None and first.key == origin.key and origin.is_alone
@@ -161,7 +161,7 @@ def _of_factor(first: Found, origin: Optional[Origin]) -> Iterator[str]:
         origin is not None
         and first.key == origin.key
         and origin.is_parameters_gradient
-        and not (origin.alike or origin.causes)
+        and not (origin.alike or origin.causes or is_told)
         and first.exact_before
         and " · backward · " in first.after
         and not is_whole(factor)

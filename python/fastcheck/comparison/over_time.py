@@ -448,7 +448,7 @@ def _place_of(mine: _Side, other: _Side) -> Optional[tuple[int, str]]:
         # One batch alone may be the same by chance, of data in another order.
         if len(after) == 2 and after[0] == after[1]:
             also = (
-                f" (the weights of both are those of step {start:,}: they were not loaded, or the "
+                f" (the weights are equal in step {start:,} of both: they were not loaded, or the "
                 "data alone begin elsewhere)"
             ) * is_same
             return same_batch[0], f"the batch is equal to the bit, and the next batch{also}"

@@ -71,12 +71,14 @@ def of_modules(first: Found, sides: Sides) -> Iterator[str]:
     elif (
         first.row.name == f"{own} · backward · gradient of input[0]"
         and class_of(sides[1], own) in _DROPPING
+        and all(side.modules.get(own, {}).get("p", 1) for side in sides)
+        and factor_of(first.row.actual, first.row.reference) == 1
         and first.exact_before
     ):
         yield (
             f"{own} ({class_of(sides[1], own)}) makes another gradient of what is equal to the "
             "bit: its mask is not that of its forward, as where activation checkpointing draws it "
-            "again (preserve_rng_state=False)"
+            "again (preserve_rng_state=False), or a hook changes the gradient"
         )
     elif _is_of_its_own(first, own):
         yield (
@@ -279,6 +281,11 @@ def of_one_side(tally: Tally, sides: Sides, starts: tuple[int, int]) -> Iterator
                 parameters.setdefault(path, entry)
         elif kind and re.fullmatch(rf"{kind}(_\d+)?", path):
             criteria.setdefault(path, entry)
+    own = [path for path, entry in criteria.items() if _places(entry)[0] == 0]
+    if len(criteria) == 2 and len(own) == 1:
+        (other,) = criteria.keys() - own
+        yield f"the criterion is {own[0]} in actual and {other} in reference"
+        criteria.clear()
     for path, entry in list(criteria.items())[:_MOST]:
         has, lacks = _places(entry)
         if path in sides[lacks].modules:

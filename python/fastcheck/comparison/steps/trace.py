@@ -5,6 +5,7 @@ cause in the step before: gradients that are not cleared, buffers that do not mo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Optional
 
 import numpy as np
 
@@ -67,12 +68,7 @@ def _origin_at(pairs: StepPairs, key: Key, index: int) -> Origin:
         is_permuted(left, right, state, code),
         bool(pairs.beyond[index]),
         is_late=is_late,
-        causes=[
-            *causes_of(pairs, index, before),
-            *_put_back(pairs, key),
-        ]
-        if is_late and before is not None
-        else [],
+        causes=[*causes_of(pairs, index, before if is_late else None), *_put_back(pairs, key)],
         alike=alike,
         is_alone=others == 1,
         is_open=key[1] != Phase.UPDATE,
@@ -122,10 +118,12 @@ _SUMMED, _SIGNIFICANT = 1e-5, 1e-3
 _FEW = 3
 
 
-def causes_of(now: StepPairs, index: int, before: Pairs) -> Iterator[str]:
-    """Causes that a pair shows which differs first, after a step that was equal to the bit."""
+def causes_of(now: StepPairs, index: int, before: Optional[Pairs]) -> Iterator[str]:
+    """Causes that a pair shows which differs first. ``before``: a step that was equal to the bit,
+    in which it was read too.
+    """
     name = now.name(index)
-    if name.role == "param_grad":
+    if name.role == "param_grad" and before is not None:
         for place, side in enumerate(SIDES):
             if _adds_up(now, before, place):
                 yield (
@@ -138,7 +136,9 @@ def causes_of(now: StepPairs, index: int, before: Pairs) -> Iterator[str]:
                 f"{label} stays as it was in {side}, and moves on the other side: {name.module} "
                 f"runs in eval mode in {side}, or its momentum is 0 there"
             )
-        if label := _unread_weight(now, name.module, now.handed.first_weights):
+        if before is not None and (
+            label := _unread_weight(now, name.module, now.handed.first_weights)
+        ):
             yield (
                 f"a log has {label} of the first step alone, since no optimizer updates it: look "
                 "at what else writes to it (an average of other weights: its rate, its place in "
@@ -194,7 +194,9 @@ def _adds_up(now: Pairs, before: Pairs, place: int) -> bool:
     return told >= _FEW
 
 
-def _still_buffers(now: Pairs, before: Pairs, module: str) -> Iterator[tuple[str, str]]:
+def _still_buffers(now: Pairs, before: Optional[Pairs], module: str) -> Iterator[tuple[str, str]]:
+    """``before``: None where the step begins with its buffers, as the first does."""
+    before = now if before is None else before
     last = {number: at for at, number in enumerate(before.names.tolist())}
     for index, number in enumerate(now.names.tolist()):
         name = now.table[number]
