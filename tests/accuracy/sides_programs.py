@@ -151,6 +151,7 @@ class Model(nn.Module):
         )
         self.norm, self.head = Norm(norm), nn.Linear(WIDTH, VOCABULARY, bias=False)
         self.dropout, self.recompute = nn.Dropout(0.0), recompute
+        self.temperature = 1
         for parameter in self.parameters():
             if parameter.dim() > 1:
                 nn.init.normal_(parameter, std=0.1)
@@ -160,7 +161,7 @@ class Model(nn.Module):
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
         made: torch.Tensor = self.head(self.norm(x))
-        return made
+        return made if self.temperature == 1 else made / self.temperature
 
 
 class Loss(nn.Module):
@@ -230,15 +231,22 @@ def train(
     recompute: bool = False,
     dtype: torch.dtype = torch.float32,
     batch: str = "",
+    temperature: str = "",
     steps: int = 4,
 ) -> None:
-    """Trains with a log."""
+    """Trains with a log. ``temperature``: of 2, "within" the model or "behind" it;
+    ``optimizer="put back"``: the weights of the first step are loaded before the last.
+    """
     fastcheck.seed_all(0)
     model = Model(norm, attention, rope, mlp, recompute).to(dtype)
     criterion, update = Loss(loss), optimizer_of(model, optimizer, rate)
     draw = torch.Generator().manual_seed(1)
+    model.temperature = 2 if temperature == "within" else 1
+    kept = copy.deepcopy(model.state_dict())
     with fastcheck.install(model, criterion, log_dir=log):
-        for _ in range(steps):
+        for step in range(steps):
+            if optimizer == "put back" and step == steps - 1:
+                model.load_state_dict(kept)
             ids = torch.randint(0, VOCABULARY, (ROWS, TOKENS + 1), generator=draw)
             x, labels = ids[:, :-1], ids[:, 1:]
             if batch == "labels":  # two labels stand in each other's place
@@ -246,7 +254,10 @@ def train(
             if batch == "rows":
                 x, labels = x.flip(0), labels.flip(0)
             update.zero_grad()
-            criterion(model(x), labels).backward()
+            logits = model(x)
+            if temperature == "behind":
+                logits = logits / 2
+            criterion(logits, labels).backward()
             update.step()
 
 
@@ -282,6 +293,8 @@ def train_images(log: Path, *, layout: str = "", fault: str = "", steps: int = 3
                 x = x.permute(0, 2, 3, 1).contiguous().view(x.shape)
             if fault == "rows":
                 x = x.flip(0)
+            if fault == "range":
+                x = x * 2 - 1
             update.zero_grad()
             criterion(model(x.to(memory_format=format_)), labels).backward()
             update.step()
