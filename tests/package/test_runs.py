@@ -1,4 +1,6 @@
-"""Runs of pytest that end as their tests do: with one that waits for ever, beside another run."""
+"""Runs of pytest that end as their tests do: with one that waits for ever, beside another run; and
+of programs that support/processes.py runs.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from support.paths import ROOT
-from support.processes import run_python
+from support.processes import run_code, run_python
 
 HANGING = "import threading\ndef test_waits():\n    threading.Event().wait()\n"
 LIMIT = "[pytest]\nfaulthandler_timeout = 3\nfaulthandler_exit_on_timeout = true\n"
@@ -66,3 +68,15 @@ def test_a_run_beside_it_fails_none(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert not left.exists(), "pytest began to remove nothing: the test shows nothing"
+
+
+def test_a_program_reads_what_its_spawned_processes_have_pickled() -> None:
+    """Its classes are those of ``__mp_main__`` there."""
+    code = """
+import pickle
+class Found:
+    __module__ = "__mp_main__"
+print(type(pickle.loads(pickle.dumps(Found()))) is Found)
+"""
+    done = run_code(code)
+    assert (done.stdout, done.stderr) == ("True\n", "")

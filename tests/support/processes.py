@@ -148,10 +148,20 @@ def _become(request: dict[str, Any]) -> None:
 _RUNPY = "<frozen runpy>"
 
 
+class _MainOfSpawned(types.ModuleType):
+    """``__mp_main__``, where a spawned process has the classes that it pickles: multiprocessing
+    sets it to the ``__main__`` of its first import, which is the server's.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.modules["__main__"], name)
+
+
 def _run(arguments: list[str], python_path: str) -> None:
     import runpy
 
     first, *rest = arguments
+    sys.modules["__mp_main__"] = _MainOfSpawned("__mp_main__")
     sys.path[:1] = [path for path in python_path.split(os.pathsep) if path]
     if first == "-c":
         code, *rest = rest
