@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck.monitor.origin.kept_graph import search_derivatives
+from fastcheck.monitor.origin.kept_graph import search_derivatives, search_operators
 from fastcheck.monitor.session.derivatives import (
     DECOMPOSITIONS,
     DERIVATIVES,
@@ -258,3 +258,22 @@ def test_what_hooks_have_packed_is_not_unpacked_for_derivatives() -> None:
     derivatives = Derivatives()
     derivatives.note(0, [loss])
     assert derivatives.of(0) == [] and unpacked == []
+
+
+@pytest.mark.parametrize("name", ["pos_weight", "weight", "input"])
+def test_a_weight_of_a_loss_that_is_infinite_was_made_before(name: str) -> None:
+    """As 99 / 0 of a label without positives; a logit that is infinite has a graph."""
+    read = {
+        n: torch.ones(4).index_fill(0, torch.tensor(1), math.inf if n == name else 1.0)
+        for n in ("pos_weight", "weight", "input")
+    }
+    y = read.pop("input").requires_grad_() * 1
+    loss = nn.functional.binary_cross_entropy_with_logits(y, torch.zeros(4), **read)
+    derivatives = Derivatives()
+    derivatives.note(0, [loss])
+    made = search_operators(derivatives.of(0))
+    if name == "input":
+        assert made is None
+    else:
+        assert made is not None and made.operator == ""
+        assert f"The first bad element of {name} is [1], in row 1: 1 of 4" in made.how

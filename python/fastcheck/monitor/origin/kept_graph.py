@@ -154,7 +154,9 @@ def _without_graph(
 ) -> Optional[MadeBy]:
     operands = dict(zip(("self", "target" if "target" in saved.values else "other"), (0, 1)))
     number = operands.get(name, len(saved.needs_gradient))
-    if number >= len(saved.needs_gradient) or saved.needs_gradient[number]:
+    # The weights of a loss have no derivative.
+    is_weight = name in ("weight", "pos_weight")
+    if not is_weight and (number >= len(saved.needs_gradient) or saved.needs_gradient[number]):
         return None
     how = f"{saved.name} in the graph of the loss read it in a tensor that has no graph ({name}): "
     how += "data, or computed under no_grad() or from detached tensors."

@@ -137,10 +137,10 @@ def _of(name: str, factor: Callable[[Any], Any]) -> Factors:
 
 
 def _of_both(
-    factor: Callable[[Any, Any], Any], names: tuple[str, str] = ("self", "other")
+    factor: Callable[[Any, Any], Any], names: tuple[str, ...] = ("self", "other")
 ) -> Factors:
     def of_both(saved: SavedByNode) -> list[Any]:
-        x, y = map(saved.values.get, names)
+        x, y = map(saved.values.get, names[:2])
         return [] if x is None or y is None else [factor(x, y)]
 
     return Factors(names, of_both)
@@ -205,7 +205,9 @@ DERIVATIVES: Mapping[str, Factors] = {
     "AngleBackward0": _of("self", _of_angle),
     "AsinBackward0": _of("self", lambda x: (1 - x * x).rsqrt()),
     "AtanhBackward0": _of("self", lambda x: 1 / (1 - x * x)),
-    "BinaryCrossEntropyWithLogitsBackward0": _of_both(lambda x, t: x.sigmoid() - t, _LOSS),
+    "BinaryCrossEntropyWithLogitsBackward0": _of_both(
+        lambda x, t: x.sigmoid() - t, (*_LOSS, "weight", "pos_weight")
+    ),
     "CoshBackward0": _of("self", torch.sinh),
     # The derivative of a class of probability 0 is exp(-Inf + Inf).
     "CtcLossBackward0": _of("log_probs", lambda x: x),
