@@ -20,6 +20,7 @@ SAMPLES = {
     "invariants": [],
     "library_faults": ["--only", "transformers: gpt2"],
     "libraries": ["--only", "transformers: gpt2", "--steps", "2"],
+    "options": ["--runs", "10"],
     "own_errors": ["--every", "300"],
     "prove_faults": [],
     "prove_healthy": ["--kinds", "causal", "--only", "gpt2", "--out", "prove.json"],
