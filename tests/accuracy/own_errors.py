@@ -45,6 +45,7 @@ SECONDS = 120.0  # that a program may take
 
 # Functions around those of torch, and of a stop: (file, name).
 AROUND = {
+    "utils/torch/patching.py": ("Listeners.__iter__",),
     "utils/torch/optimizer_steps.py": (
         "around_steps.<locals>.begins",
         "around_steps.<locals>.ends",
@@ -72,6 +73,7 @@ AROUND = {
         "ForwardHook.__call__",
         "ForwardPreHook.__call__",
         "ModuleObserver.deliver",
+        "ModuleObserver.gradient_came",
         "_ModuleHook._attend",
     ),
     "monitor/session/stop_handler.py": (

@@ -245,6 +245,19 @@ class TestOwnFailures:
         text = " ".join(str(stopped(train, model, 1)).split())
         assert "no longer observes optimizer steps: ZeroDivisionError" in text
 
+    def test_the_findings_of_a_scaler_cannot_be_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model = Net()
+        fastcheck.install(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        monkeypatch.setattr("fastcheck.monitor.hooks.step_watcher.found_by", lambda *args: 1 // 0)
+        before = [parameter.clone() for parameter in model.parameters()]
+        scaler.scale(model(torch.ones(2, 8)).sum()).backward()
+        with pytest.warns(fastcheck.FastcheckWarning, match="ZeroDivisionError"):
+            scaler.step(optimizer)
+        scaler.update()
+        assert not any(map(torch.equal, model.parameters(), before))
+
     def test_remove_where_the_last_records_cannot_be_read(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -190,9 +190,8 @@ def _step(original: Callable[..., Any]) -> Callable[..., Any]:
             _tell("loss scaling", StepWatcher.scaler_step_began, self, optimizer)
             try:
                 result = original(self, optimizer, *args, **kwargs)
-                words = _found_inf(self, optimizer)
                 with unread():  # for every watcher: one keeps what another would see
-                    _tell("loss scaling", StepWatcher.scaler_step_ended, self, optimizer, words)
+                    _tell("loss scaling", StepWatcher.scaler_step_ended, self, optimizer)
             finally:
                 for watcher in watchers:
                     watcher.scaler_step_left(optimizer)
@@ -258,14 +257,6 @@ def _update(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _SCALER = (("scale", _scale), ("unscale_", _unscale), ("step", _step), ("update", _update))
-
-
-def _found_inf(scaler: Any, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The findings of the scaler, one word per device; empty when torch no longer has them."""
-    state: Optional[dict[str, Any]] = getattr(scaler, "_per_optimizer_states", {}).get(
-        id(optimizer)
-    )
-    return list((state or {}).get("found_inf_per_device", {}).values())
 
 
 # ---- Backward and clipping -----------------------------------------------------------------------

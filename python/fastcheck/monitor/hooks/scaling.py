@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 
@@ -39,3 +39,11 @@ class Scaling:
     def has_stepped(self, scaler: GradScaler) -> bool:
         is_its = self.stepped_by is not None and self.stepped_by() is scaler
         return is_its and self.skipped is not None
+
+
+def found_by(scaler: GradScaler, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The findings of the scaler: one word per device, not zero if it saw non-finite gradients and
+    has the update skipped; empty when torch no longer has them.
+    """
+    states: dict[int, dict[str, Any]] = getattr(scaler, "_per_optimizer_states", {})
+    return list(states.get(id(optimizer), {}).get("found_inf_per_device", {}).values())

@@ -37,7 +37,7 @@ from .found_inf import UpdateGuard
 from .hook_support import ModuleTree
 from .losses import LossReader
 from .protection import WeightProtection
-from .scaling import Scaling
+from .scaling import Scaling, found_by
 from .state_reader import StateReader
 from .step_ends import StepEnds, other_optimizers
 
@@ -522,22 +522,15 @@ class StepWatcher:
             self._meta.schedule.clipped_scaled(clipped_to)
         return True
 
-    def scaler_step_ended(
-        self,
-        scaler: GradScaler,
-        optimizer: torch.optim.Optimizer,
-        found_inf: Sequence[torch.Tensor],
-    ) -> bool:
-        """``found_inf``: one word per device, not zero if the scaler saw non-finite gradients and
-        has the update skipped.
-        """
+    def scaler_step_ended(self, scaler: GradScaler, optimizer: torch.optim.Optimizer) -> bool:
+        """GradScaler.step(optimizer) has returned."""
         scaling = self._scaling
         if not scaling.follows(scaler) or not self._concerns(optimizer):
             return False
         skipped = not scaling.update_reached
         scaling.stepped_by = weakref.ref(scaler)
         scaling.stepped.add(optimizer)
-        for word in found_inf:
+        for word in found_by(scaler, optimizer):
             is_known = word.is_cpu or self.session.config.may_wait
             if is_known:
                 with unobserved():
