@@ -12,13 +12,7 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck.comparison.row import (
-    factor_of,
-    factor_text,
-    mapped_text,
-    padded_text,
-    shifted_text,
-)
+from fastcheck.comparison.row import _moments_text, factor_of, factor_text
 from fastcheck.record.statistics import statistics_of
 from support.programs.compare_runs import log_run
 
@@ -127,7 +121,6 @@ NORMAL = torch.randn(1000, generator=torch.Generator().manual_seed(2))
         (NORMAL.flip(0), ""),
         (NORMAL.bfloat16().float(), ""),
         (NORMAL * 0.9, ""),
-        (NORMAL + 1, ""),
         (NORMAL.tanh(), ""),
         (torch.cat([NORMAL[1:] * 2 - 1, NORMAL[:1]]), ""),
         (torch.full_like(NORMAL, 2.0), ""),
@@ -135,8 +128,8 @@ NORMAL = torch.randn(1000, generator=torch.Generator().manual_seed(2))
     ],
 )
 def test_a_range_that_is_scaled_and_shifted_is_found(changed: torch.Tensor, text: str) -> None:
-    assert mapped_text(side_of(changed), side_of(NORMAL)) == text
-    assert mapped_text(side_of(changed[:3]), side_of(NORMAL[:3])) == ""
+    assert _moments_text(side_of(changed), side_of(NORMAL)) == text
+    assert _moments_text(side_of(changed[:3]), side_of(NORMAL[:3])) == ""
 
 
 IDS = torch.randint(1, 50, (64,), generator=torch.Generator().manual_seed(0))
@@ -158,7 +151,7 @@ IDS = torch.randint(1, 50, (64,), generator=torch.Generator().manual_seed(0))
 def test_a_number_that_is_added_to_all_elements_is_found(
     x: torch.Tensor, changed: torch.Tensor, text: str
 ) -> None:
-    assert shifted_text(side_of(changed), side_of(x)) == text
+    assert _moments_text(side_of(changed), side_of(x)) == text
 
 
 @pytest.mark.parametrize(
@@ -176,7 +169,7 @@ def test_a_number_that_is_added_to_all_elements_is_found(
 def test_elements_of_one_value_on_one_side_alone_are_found(
     changed: torch.Tensor, text: str
 ) -> None:
-    found = padded_text(side_of(changed), side_of(IDS.to(changed.dtype)))
+    found = _moments_text(side_of(changed), side_of(IDS.to(changed.dtype)))
     assert text in found and bool(text) == bool(found)
 
 

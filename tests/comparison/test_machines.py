@@ -153,4 +153,4 @@ def test_extremes_that_are_infinite_on_both_sides_are_no_distance() -> None:
     )
     gradient = Name("layer", "backward", "grad_input", "input[0]")
     cancelled = Cancellation([gradient], left, right, left["dtype"], np.zeros(1))
-    assert cancelled.distance(0) == pytest.approx(math.sqrt(250.0) - math.sqrt(160.0))
+    assert cancelled.distances[0] == pytest.approx(math.sqrt(250.0) - math.sqrt(160.0))

@@ -21,7 +21,7 @@ from fastcheck.comparison.names import Renaming, _fitted
 from fastcheck.record.format import DTYPES
 from fastcheck.statistics import elements as elements_module
 from fastcheck.statistics.elements import compare_elements
-from fastcheck.statistics.thresholds import THRESHOLDS, make_thresholds
+from fastcheck.statistics.thresholds import THRESHOLDS, coarser_of, make_thresholds
 from support.processes import run_code
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -36,7 +36,8 @@ def record(x: torch.Tensor, **changes: Any) -> np.ndarray:
 
 
 def measured(a: np.ndarray, b: np.ndarray) -> tuple[str, str, float]:
-    found = measure_records(a, b, make_thresholds())
+    formats = coarser_of(a["dtype"], b["dtype"])
+    found = measure_records(a, b, make_thresholds(), formats)
     return PairState(found.states[0]).name, REASONS[found.reasons[0]], float(found.errors[0])
 
 

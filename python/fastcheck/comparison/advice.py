@@ -7,28 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Optional
 
+from . import programs
 from .batches import of_order
 from .block import SIDES, Phase
 from .measure import PairState
 from .origin import Cause, Origin
 from .over_time import SAME_LOSS
-from .programs import (
-    Sides,
-    of_classes,
-    of_gradient,
-    of_left_out,
-    of_modules,
-    of_offset,
-    of_one_side,
-    of_other_model,
-    of_rates,
-    of_settings,
-    of_split,
-    of_state,
-    of_updates,
-    of_warnings,
-    path_of,
-)
+from .programs import Sides, path_of
 from .questions import Answer, Questions
 from .row import factor_of, factor_text, is_whole
 from .tally import COMPUTED, Found, Tally
@@ -76,8 +61,8 @@ def advice_of(
     kinds = [answer.question for answer in given]
     is_renamed = bool(tally.lookalikes)
     if is_over and kinds and not is_renamed and set(kinds) <= {"environment", "hyper-parameters"}:
-        yield from of_other_model(sides)
-        yield from of_offset(sides) if starts[0] == starts[1] else ()
+        yield from programs.of_other_model(sides)
+        yield from programs.of_offset(sides) if starts[0] == starts[1] else ()
         options = " ".join(f"--accept {kind}" for kind in kinds)
         is_equal = is_level and bool(tally.losses)
         if is_equal and not all(entry.is_explained for entry in tally.missing.values()):
@@ -100,17 +85,17 @@ def advice_of(
         is_told = bool(told) or (first is not None and _begins_alone(first, tally))
         yield from _of_origin(questions, origin, equal, is_told)
     if any(answer.answer in ("partly", "no") for answer in answers):
-        yield from of_warnings(sides, starts, max(tally.growth, default=starts[1]))
-        yield from of_classes(None if given else first, tally, sides)
-        yield from of_one_side(tally, sides, starts)
+        yield from programs.of_warnings(sides, starts, max(tally.growth, default=starts[1]))
+        yield from programs.of_classes(None if given else first, tally, sides)
+        yield from programs.of_one_side(tally, sides, starts)
         for answer in given:
             if answer.found is not None and answer.found.row.phase is Phase.WEIGHTS:
-                yield from of_settings([path_of(answer.found.row.name)], sides)
+                yield from programs.of_settings([path_of(answer.found.row.name)], sides)
     if first is not None and not given:
-        yield from of_left_out(first, sides)
-        yield from of_modules(first, sides)
+        yield from programs.of_left_out(first, sides)
+        yield from programs.of_modules(first, sides)
         yield from _of_calls(first)
-        yield from of_split(sides) if questions.is_split else ()
+        yield from programs.of_split(sides) if questions.is_split else ()
         if sides[1].options.get("level") != "op" and path_of(first.row.name) in sides[1].classes:
             yield from _of_inputs(first)
         yield from told
@@ -134,7 +119,7 @@ def _of_update(
     starts: tuple[int, int],
 ) -> Iterator[str]:
     """``told``: what is said of the first difference already."""
-    found = [*of_updates(tally), *of_state(first, sides, starts)]
+    found = [*programs.of_updates(tally), *programs.of_state(first, sides, starts)]
     is_open = not (told or found)
     if is_open and origin is not None and first.key == origin.key and not origin.is_late:
         equal = f". {origin.alike:,} other weights are equal to the bit in that step"
@@ -144,7 +129,7 @@ def _of_update(
         )
     yield from found
     if is_open:
-        yield from of_rates(first, sides, starts)
+        yield from programs.of_rates(first, sides, starts)
 
 
 def _of_factor(first: Found, origin: Optional[Origin], is_told: bool) -> Iterator[str]:
@@ -183,7 +168,7 @@ def _of_first(first: Found, tally: Tally, sides: Sides, starts: tuple[int, int])
     """Causes of the first difference that leave nothing else to look for."""
     row = first.row
     if row.phase is Phase.UPDATE:
-        yield from of_gradient(first, tally, starts)
+        yield from programs.of_gradient(first, tally, starts)
         if tally.counts["rewritten"] and row.step == starts[1]:
             yield (
                 f"the weights of step {row.step:,} are equal to the bit when it begins, and not "

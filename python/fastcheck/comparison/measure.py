@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import numpy as np
 
 from fastcheck.record.format import DTYPES, FINITE_COUNTS, NONFINITE_COUNTS, Depth
 from fastcheck.record.statistics import component_counts, extreme_values
-from fastcheck.statistics.thresholds import COARSENESS, Threshold, coarser_of
+from fastcheck.statistics.thresholds import COARSENESS, Threshold
 
 from .block import SOME
 
@@ -77,26 +77,15 @@ STILL, UPDATED, UNREDUCED, UNSTEADY, SCHEDULE, IN_PARTS, SMALL, RESIZED, SCALED 
 MEASURED = (NORM, ABS_SUM, SUM, MIN, MAX, COUNTS, ELEMENTS, LARGEST, STILL, UPDATED)
 
 
+@np.errstate(all="ignore")
 def measure_records(
-    left: np.ndarray,
-    right: np.ndarray,
-    thresholds: Sequence[Threshold],
-    formats: Optional[np.ndarray] = None,
+    left: np.ndarray, right: np.ndarray, thresholds: Sequence[Threshold], formats: np.ndarray
 ) -> Measured:
     """Pairs that are not known to be equal; ``right`` is the reference.
 
-    ``formats``: by pair, the code of the dtype whose thresholds apply; left out, the coarser of the
-    two. A field that is unknown on one side, or beyond its depth, is ignored.
+    ``formats``: by pair, the code of the dtype whose thresholds apply. A field that is unknown on
+    one side, or beyond its depth, is ignored.
     """
-    if formats is None:
-        formats = coarser_of(left["dtype"], right["dtype"])
-    with np.errstate(all="ignore"):
-        return _measure(left, right, thresholds, formats)
-
-
-def _measure(
-    left: np.ndarray, right: np.ndarray, thresholds: Sequence[Threshold], formats: np.ndarray
-) -> Measured:
     count = len(left)
     states = np.full(count, PairState.CLOSE, np.uint8)
     reasons = np.zeros(count, np.uint8)

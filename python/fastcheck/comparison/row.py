@@ -13,7 +13,7 @@ from fastcheck.record.statistics import statistics_of
 from fastcheck.statistics.elements import Elements
 from fastcheck.utils.text.numbers import counted
 
-from .block import Block, Phase
+from .block import SIDES, Block, Phase
 from .measure import ORDER, REASONS, UNREADABLE, PairState
 from .names import NameTable
 
@@ -91,12 +91,7 @@ def make_row(
     if not relation and state is PairState.DIFFERENT and (factor := factor_of(*sides)) != 1:
         relation = f"its statistics are {factor_text(factor)} times those of reference"
     elif not relation and state is PairState.DIFFERENT and elements is None:
-        relation = (
-            _constant_text(*sides)
-            or shifted_text(*sides)
-            or mapped_text(*sides)
-            or padded_text(*sides)
-        )
+        relation = _constant_text(*sides) or _moments_text(*sides)
     return Row(
         step=step,
         rank=block.rank,
@@ -124,12 +119,25 @@ def _constant_text(*sides: Optional[dict[str, Any]]) -> str:
     return ""
 
 
-def shifted_text(actual: Optional[dict[str, Any]], reference: Optional[dict[str, Any]]) -> str:
-    """The text on statistics that are those of reference plus a number; "" where they are not."""
-    if actual is None or reference is None or actual["numel"] != reference["numel"]:
+def _moments_text(*sides: Optional[dict[str, Any]]) -> str:
+    """The text on what the moments of the first side have in common with those of the second; ""
+    where that is nothing.
+    """
+    actual, reference = sides
+    if actual is None or reference is None:
         return ""
-    mine, other = (_moments(side) for side in (actual, reference))
-    if mine is None or other is None or other[0] == other[1]:
+    mine, other = _moments(actual), _moments(reference)
+    if mine is None or other is None:
+        return ""
+    sizes = actual["numel"], reference["numel"]
+    if sizes[0] == sizes[1]:
+        return _shifted_text(mine, other) or _mapped_text(mine, other) * (sizes[0] >= _MANY)
+    return _padded_text((mine, other), sizes) if "int" in reference["dtype"] else ""
+
+
+def _shifted_text(mine: _Moments, other: _Moments) -> str:
+    """The text on statistics that are those of reference plus a number; "" where they are not."""
+    if other[0] == other[1]:
         return ""
     number, size = mine[0] - other[0], max(map(abs, (*mine[:2], *other[:2])))
     squares = other[3] + number * (2 * other[2] + number)
@@ -140,15 +148,10 @@ def shifted_text(actual: Optional[dict[str, Any]], reference: Optional[dict[str,
     return f"its statistics are those of reference {sign} {abs(number):.6g}"
 
 
-def mapped_text(actual: Optional[dict[str, Any]], reference: Optional[dict[str, Any]]) -> str:
+def _mapped_text(mine: _Moments, other: _Moments) -> str:
     """The text on statistics that are those of reference times a number plus another, as of data
     that are scaled to another range; "" where they are not.
     """
-    if actual is None or reference is None or actual["numel"] != reference["numel"]:
-        return ""
-    mine, other = (_moments(side) for side in (actual, reference))
-    if mine is None or other is None or actual["numel"] < _MANY:
-        return ""
     spreads = [max(squares - mean * mean, 0.0) for _, _, mean, squares in (mine, other)]
     size = max(map(abs, mine[:2]))
     for sign in (1, -1) if all(spreads) else ():
@@ -162,25 +165,23 @@ def mapped_text(actual: Optional[dict[str, Any]], reference: Optional[dict[str, 
     return ""
 
 
-def padded_text(actual: Optional[dict[str, Any]], reference: Optional[dict[str, Any]]) -> str:
+def _padded_text(sides: tuple[_Moments, _Moments], sizes: tuple[int, int]) -> str:
     """The text on elements of one side alone that all have one value, as far as the sums tell."""
-    if actual is None or reference is None or "int" not in str(reference["dtype"]):
-        return ""
-    count = (actual["numel"] or 0) - (reference["numel"] or 0)
-    name, more, less = "actual", actual, reference
-    if count < 0:
-        name, more, less, count = "reference", reference, actual, -count
-    few, many = _moments(less), _moments(more)
-    if few is None or many is None or not count:
-        return ""
-    sums = [many[i] * more["numel"] - few[i] * less["numel"] for i in (2, 3)]
+    long = int(sizes[1] > sizes[0])
+    count = sizes[long] - sizes[1 - long]
+    wholes = [[side[i] * size for i in (2, 3)] for side, size in zip(sides, sizes)]
+    sums = [more - less for more, less in zip(wholes[long], wholes[1 - long])]
     value = round(sums[0] / count)
-    if any(abs(s - count * value**p) > _SAME * more["numel"] for s, p in zip(sums, (1, 2))):
+    if any(abs(s - count * value**p) > _SAME * sizes[long] for s, p in zip(sums, (1, 2))):
         return ""
+    name = SIDES[long]
     return f"{name} has {counted(count, 'element')} more, with the sums of as many of {value}"
 
 
-def _moments(side: dict[str, Any]) -> Optional[tuple[float, float, float, float]]:
+_Moments = tuple[float, float, float, float]
+
+
+def _moments(side: dict[str, Any]) -> Optional[_Moments]:
     """The smallest and largest element, the mean, and the mean of the squares."""
     is_known = all(side[key] is not None for key in ("min", "max", "mean", "l2_norm"))
     if not is_known or not side["numel"] or any(side[column] for column in NONFINITE_COUNTS):

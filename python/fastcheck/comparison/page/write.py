@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import numpy as np
 
@@ -246,23 +246,16 @@ _TITLES = {
 _OPEN = ("compare", "asked", "first")
 
 
-def comparison_html(comparison: Result, gathered: Gathered, names: NameTable) -> str:
-    """The page as HTML."""
-    sides = (comparison.actual, comparison.reference)
-    name = " against ".join(os.path.basename(os.path.abspath(side)) for side in sides)
-    data = comparison_data(comparison, gathered, names)
-    return page_html(f"fastcheck: {name}", name, _verdict(comparison), data)
-
-
-def write_comparison(
-    path: Union[str, os.PathLike[str]], comparison: Result, gathered: Gathered, names: NameTable
-) -> int:
-    """Writes the page to ``path``, which it replaces; returns its size in bytes.
+def write_comparison(path: str, comparison: Result, gathered: Gathered, names: NameTable) -> None:
+    """Writes the page to ``path``, which it replaces.
 
     Raises:
         LogError: the file can't be written.
     """
-    return write_html(path, comparison_html(comparison, gathered, names))
+    sides = (comparison.actual, comparison.reference)
+    name = " against ".join(os.path.basename(os.path.abspath(side)) for side in sides)
+    data = comparison_data(comparison, gathered, names)
+    write_html(path, page_html(f"fastcheck: {name}", name, _verdict(comparison), data))
 
 
 def _verdict(comparison: Result) -> str:

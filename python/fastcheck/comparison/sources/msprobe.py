@@ -48,14 +48,12 @@ def is_msprobe(path: str) -> bool:
 
 def _dumps(path: str) -> Iterator[tuple[int, str, str]]:
     """(step, name of the rank's directory, path of its dump.json)."""
-    if os.path.isfile(path) and os.path.basename(path) == "dump.json":
-        yield 0, "rank0", path
-        return
-    if not os.path.isdir(path):
-        return
-    own = os.path.join(path, "dump.json")
+    is_file = os.path.basename(path) == "dump.json" and os.path.isfile(path)
+    own = path if is_file else os.path.join(path, "dump.json")
     if os.path.isfile(own):
         yield 0, "rank0", own
+        return
+    if not os.path.isdir(path):
         return
     for name in sorted(os.listdir(path)):
         below = os.path.join(path, name)

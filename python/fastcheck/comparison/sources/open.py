@@ -1,8 +1,4 @@
-"""Opens anything that compare() takes as one side.
-
-Each file reads one kind and gives it the form of ``..block``; they are independent of each other's
-kinds, nor of what is done with them.
-"""
+"""Opens anything that compare() takes as one side."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ from .formats import format_of
 from .log import LogSource, is_log
 from .msprobe import MsprobeSource, is_msprobe
 
-_KINDS = {"environment": Kind.ENVIRONMENT, "inventory": Kind.INVENTORY}
+_KINDS = {kind.value: kind for kind in (Kind.ENVIRONMENT, Kind.INVENTORY)}
 # No result of these is as long; a JSON of another kind may be, and is not read whole.
 _MAX_BYTES = 256 * 1024 * 1024
 

@@ -150,7 +150,8 @@ class Cancellation:
         for index in self._gradients:
             if self._names[index].role == "grad_output":
                 self._outputs.setdefault(self._names[index].module, []).append(index)
-        self._distances = _distances(self._left, self._right)
+        #: The least ``||a - b||`` that the statistics allow; NaN where they have no number.
+        self.distances = _distances(self._left, self._right)
         #: The relative error of each gradient that was found to be noise.
         self._noise: dict[int, float] = {}
 
@@ -175,10 +176,6 @@ class Cancellation:
         own = max(float(self._norms[index]), np.finfo(np.float64).tiny)
         self._noise[index] = apart / own
         return unit * apart / allowed if allowed else 0.0
-
-    def distance(self, index: int) -> float:
-        """The least ``||a - b||`` that the statistics allow; NaN where they have no number."""
-        return float(self._distances[index])
 
     def _summed(self, index: int) -> list[tuple[int, float]]:
         """(a gradient before it, the norm of the sums of magnitudes if it was made of that)."""
@@ -328,7 +325,7 @@ def excuse(pairs: Pairs, drift: Drift, computed: Sequence[Phase]) -> list[str]:
         name, is_noise = pairs.name(index), False
         if suspects[index]:
             elements = pairs.elements.get(index)
-            apart = cancelled.distance(index) if elements is None else elements.euclidean
+            apart = float(cancelled.distances[index]) if elements is None else elements.euclidean
             error = cancelled.explains(index, apart)
             is_noise = error is not None
             numel, raw = int(pairs.right["numel"][index]), float(pairs.errors[index])
