@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any, Optional, Union, overload
 
 import numpy as np
@@ -25,6 +26,11 @@ from fastcheck.record.statistics import RecordStatistics, statistics_of
 
 # Rows of a list in a notebook.
 _SHOWN = 20
+
+
+def _of_record(name: str, doc: str) -> Any:
+    """A property that is a field of the record's statistics."""
+    return property(attrgetter(f"_statistics.{name}"), doc=doc)
 
 
 class Stats:
@@ -61,55 +67,25 @@ class Stats:
 
     # ---- counts --------------------------------------------------------------------------------
 
-    @property
-    def numel(self) -> int:
-        """Elements of the tensor, whatever they hold."""
-        return self._statistics.numel
-
-    @property
-    def nan_count(self) -> int:
-        """NaN components: of a complex tensor, up to two per element."""
-        return self._statistics.nan_count
-
-    @property
-    def posinf_count(self) -> int:
-        """Components that are +inf."""
-        return self._statistics.posinf_count
-
-    @property
-    def neginf_count(self) -> int:
-        """Components that are -inf."""
-        return self._statistics.neginf_count
-
-    @property
-    def zero_count(self) -> int:
-        """Zeros of either sign."""
-        return self._statistics.zero_count
-
-    @property
-    def subnormal_count(self) -> int:
-        """Subnormals of the tensor's own dtype."""
-        return self._statistics.subnormal_count
-
-    @property
-    def negative_count(self) -> int:
-        """Finite elements below zero."""
-        return self._statistics.negative_count
-
-    @property
-    def saturated_count(self) -> int:
-        """Elements at the largest finite magnitude of the dtype; at either limit of an integer."""
-        return self._statistics.saturated_count
-
-    @property
-    def nonfinite_count(self) -> int:
-        """``nan_count + posinf_count + neginf_count``."""
-        return self._statistics.nonfinite_count
-
-    @property
-    def finite_count(self) -> int:
-        """Finite components: of a complex tensor, two per element."""
-        return self._statistics.finite_count
+    numel: int = _of_record("numel", "Elements of the tensor, whatever they hold.")
+    nan_count: int = _of_record(
+        "nan_count", "NaN components: of a complex tensor, up to two per element."
+    )
+    posinf_count: int = _of_record("posinf_count", "Components that are +inf.")
+    neginf_count: int = _of_record("neginf_count", "Components that are -inf.")
+    zero_count: int = _of_record("zero_count", "Zeros of either sign.")
+    subnormal_count: int = _of_record("subnormal_count", "Subnormals of the tensor's own dtype.")
+    negative_count: int = _of_record("negative_count", "Finite elements below zero.")
+    saturated_count: int = _of_record(
+        "saturated_count",
+        "Elements at the dtype's largest finite magnitude; at either limit of an integer.",
+    )
+    nonfinite_count: int = _of_record(
+        "nonfinite_count", "``nan_count + posinf_count + neginf_count``."
+    )
+    finite_count: int = _of_record(
+        "finite_count", "Finite components: of a complex tensor, two per element."
+    )
 
     @property
     def positive_count(self) -> int:
@@ -128,20 +104,13 @@ class Stats:
         """Largest finite element, exact; an int for integer dtypes; -inf when there is none."""
         return extremes(self.record)[1] if self._statistics.has_stats else None
 
-    @property
-    def sum(self) -> Optional[float]:
-        """Sum of the finite elements, in the canonical order."""
-        return self._statistics.sum
-
-    @property
-    def abs_sum(self) -> Optional[float]:
-        """Sum of the finite magnitudes, in the canonical order."""
-        return self._statistics.abs_sum
-
-    @property
-    def sum_sq(self) -> Optional[float]:
-        """Sum of the finite squares, in the canonical order."""
-        return self._statistics.sum_sq
+    sum: Optional[float] = _of_record("sum", "Sum of the finite elements, in the canonical order.")
+    abs_sum: Optional[float] = _of_record(
+        "abs_sum", "Sum of the finite magnitudes, in the canonical order."
+    )
+    sum_sq: Optional[float] = _of_record(
+        "sum_sq", "Sum of the finite squares, in the canonical order."
+    )
 
     @property
     def mean(self) -> Optional[float]:
@@ -153,10 +122,9 @@ class Stats:
         """``sqrt(sum_sq / finite_count)``; NaN when nothing is finite."""
         return self._or_nan(self._statistics.rms)
 
-    @property
-    def l2_norm(self) -> Optional[float]:
-        """``sqrt(sum_sq)``: the norm of the finite elements."""
-        return self._statistics.l2_norm
+    l2_norm: Optional[float] = _of_record(
+        "l2_norm", "``sqrt(sum_sq)``: the norm of the finite elements."
+    )
 
     @property
     def abs_max(self) -> Optional[float]:
@@ -166,17 +134,13 @@ class Stats:
 
     # ---- record="full" -------------------------------------------------------------------------
 
-    @property
-    def checksum(self) -> Optional[int]:
-        """64 bits over the elements' bytes, sensitive to their order."""
-        return self._statistics.checksum
+    checksum: Optional[int] = _of_record(
+        "checksum", "64 bits over the elements' bytes, sensitive to their order."
+    )
 
     # ---- how it was read -----------------------------------------------------------------------
 
-    @property
-    def dtype(self) -> str:
-        """The tensor's dtype, as ``float32``."""
-        return self._statistics.dtype
+    dtype: str = _of_record("dtype", "The tensor's dtype, as ``float32``.")
 
     @property
     def order(self) -> str:
