@@ -108,28 +108,26 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "not_cleared", cause="gradient",
         text="gradients are not cleared: in {value} updates in a row, backward() added to the "
         "gradients of the update before (seen at {name})",
-        advice="call optimizer.zero_grad() after each update", source="TrainCheck",
+        advice="call optimizer.zero_grad() after each update",  # TrainCheck
     ),
     _fact(
         "loaded_nothing", cause="optimizer",
         text="load_state_dict(strict=False) has loaded no parameter: none of the {value} keys that "
         "it left over is that of one ({name})",
         advice="rename the keys (without a prefix such as module. or _orig_mod.), and look at what "
-        "load_state_dict() returns", source="forums: strict=False",
+        "load_state_dict() returns",
     ),
     _fact(
         "loaded_itself", cause="optimizer",
         text="load_state_dict() was given the model's own tensors {name}, all {value}, and changes "
         "nothing: state_dict() returns the tensors themselves, which updates go on changing",
         advice="keep weights as copy.deepcopy(model.state_dict())",
-        source="forums: the best weights are those of the last step",
     ),
     _fact(
         "never_stepped", cause="optimizer",
         text="gradients were made and cleared {value} times, and no optimizer has stepped, though "
         "{name} holds weights of the model",
         advice="call optimizer.step() after backward(): without parentheses it does nothing",
-        source="forums: a loss that does not change",
     ),
     _fact(
         "cleared_early", cause="gradient",
@@ -141,14 +139,14 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "nan_kept", cause="gradient",
         text="the gradient of {name} holds NaN, and the last {value} calls of backward() added "
         "to it without an update or a zero_grad() in between: it stays NaN",
-        advice="call optimizer.zero_grad() where an update is skipped, too", source="espnet#3283",
+        advice="call optimizer.zero_grad() where an update is skipped, too",  # espnet#3283
     ),
     _fact(
         "stepped_again", cause="gradient",
         text="the optimizer steps twice for one backward(), the second time with the gradients of "
         "the first: seen {value} times (at {name})",
         advice="call it once: scaler.step(optimizer) calls optimizer.step() itself",
-        source="IAHispano/Applio#860",
+        # IAHispano/Applio#860
     ),
     _fact(
         "clipped_late", cause="gradient",
@@ -166,7 +164,7 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "clipped_early", cause="gradient",
         text="gradients were clipped before backward(), when there were none, in {value} updates "
         "in a row: the update used unclipped gradients",
-        advice="clip between backward() and optimizer.step()", source="tabm#20",
+        advice="clip between backward() and optimizer.step()",  # tabm#20
     ),
     _fact(
         "wrong_limit", cause="gradient",
@@ -177,7 +175,7 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
     _fact(
         "cleared_between", cause="gradient",
         text="the gradients of {name} calls of backward() were cleared before the update, in "
-        "{value} updates in a row: it used those of the last call alone", source="RAE#67",
+        "{value} updates in a row: it used those of the last call alone",  # RAE#67
     ),
     _fact(
         "cleared_seldom", cause="gradient",
@@ -189,7 +187,7 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         text="cross entropy averages over {name} targets in the calls of backward() for one "
         "update, in {value} updates in a row: a target counts more in a call with few of them than "
         "in one with many. Each counts alike in the sum of all, divided by the number of all",
-        source="mlx-lm#1413",
+        # mlx-lm#1413
     ),
     _fact(
         "left_over", cause="gradient",
@@ -230,19 +228,19 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         condition=lambda scale: scale.is_skipped and scale.run == 0, steps=_STUCK,
         text="the loss scale stays at {value} although updates are skipped",
         advice="check that its backoff_factor is below 1 and that no step sets the scale again",
-        source="Micikevicius et al. (2018)",
+        # Micikevicius et al. (2018)
     ),
     _fact(
         "not_multiplied", cause="precision",
         text="gradients are divided by a loss scale that the loss was not multiplied by, in "
         "{value} updates in a row: backward() was called on the argument of scaler.scale(), "
-        "not on its result", advice="call scaler.scale(loss).backward()", source="DeepSpeed#7837",
+        "not on its result", advice="call scaler.scale(loss).backward()",  # DeepSpeed#7837
     ),
     _fact(
         "reduced_twice", cause="gradient",
         text="between backward() and the update, gradients that DistributedDataParallel had "
         "averaged over its ranks were multiplied by {name}, in {value} updates in a row, as a "
-        "second all_reduce() or a second division does", source="Megatron-LM#7452",
+        "second all_reduce() or a second division does",  # Megatron-LM#7452
     ),
     _fact(
         "evaluation_mode", cause="layer",
@@ -253,24 +251,23 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
     _fact(
         "frozen_norms", cause="layer",
         text="frozen layers are in training mode and go on updating their statistics: {name}",
-        source="indexnet_matting#35",
+        # indexnet_matting#35
     ),
     _fact(
         "frozen", cause="optimizer",
-        text="few of the model's weights are trained: {name}", source="PyTorch forum 84911",
+        text="few of the model's weights are trained: {name}",  # PyTorch forum 84911
     ),
     _fact(
         "frozen_moves", cause="optimizer",
         text="{name} has requires_grad=False, and its optimizer goes on changing it: it has a "
         "gradient of 0, not None, with which momentum and weight decay go on",
         advice="set its .grad to None, as zero_grad() does unless given set_to_none=False, or take "
-        "it out of the optimizer", source="forums: frozen weights that change",
+        "it out of the optimizer",
     ),
     _fact(
         "of_frozen", cause="optimizer",
         text="an optimizer steps, and none of its parameters requires a gradient ({name}){checks}: "
         "requires_grad_(False), as for the loss of another, may not have been undone",
-        source="forums: set_requires_grad(discriminator, False)",
     ),
     _fact(
         "attribute", cause="optimizer",
@@ -283,7 +280,6 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         text="{name} was set to {value}, where the optimizer does not read it: its learning rates "
         "are others",
         advice='set group["lr"] for each group in optimizer.param_groups',
-        source="forums: a learning rate that does not change",
     ),
     _fact(
         "held_twice", cause="optimizer",
@@ -293,12 +289,12 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "untied", cause="layer",
         text="weights that should be tied are separate parameters: {name}",
         advice="call model.tie_weights() after weights were loaded, moved or replaced",
-        source="verl, OPT.15",
+        # verl, OPT.15
     ),
     _fact(
         "repeated_layer", cause="layer",
         text="{name}, with one set of weights, as [layer] * n does: [Layer() for _ in range(n)] "
-        "has a layer for each place", source="forums: nn.ModuleList([layer] * n)",
+        "has a layer for each place",
     ),
     _fact(
         "scheduled_twice", cause="optimizer",
@@ -313,23 +309,23 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
     _fact(
         "schedule_anew", cause="optimizer",
         text="the optimizer continues at update {value} and {name} begins at 0: its state may not "
-        "have been loaded", source="OPT.12",
+        "have been loaded",  # OPT.12
     ),
     _fact(
         "optimizer_anew", cause="optimizer",
         text="{name} continues at step {value}, and that optimizer began at update 0: its state "
         "may not have been loaded with that of the scheduler, nor its learning rate",
-        source="pytorch#29697",
+        # pytorch#29697
     ),
     _fact(
         "scale_anew", cause="precision",
         text="the optimizer continues at update {value} and its GradScaler begins at {name}: its "
-        "state may not have been loaded", source="transformers#34053",
+        "state may not have been loaded",  # transformers#34053
     ),
     _fact(
         "small_factor", cause="optimizer",
         text="LambdaLR multiplies {name}. A function that returns learning rates is meant for an "
-        "optimizer with a rate of 1", source="forums: LambdaLR returns a factor",
+        "optimizer with a rate of 1",
     ),
     _fact(
         "moments_lost", cause="optimizer",
@@ -342,13 +338,13 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "written", cause="optimizer",
         text="something other than its optimizer has changed {name} between updates, {value} "
         "times: weights of an average or a checkpoint may have replaced those that are trained",
-        source="Open-Sora-Plan#186",
+        # Open-Sora-Plan#186
     ),
     _fact("fault", cause="optimizer", text="{name}", warns=True),
     _fact(
         "made_anew", cause="optimizer",
         text="an optimizer of the same parameters began without a state for the third time: {name}",
-        source="CodefyUI#147",
+        # CodefyUI#147
     ),
     _fact(
         "rate_share", cause="optimizer", steps=_TINY_STEPS,
@@ -365,12 +361,12 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
     ),
     _fact(
         "siblings", cause="precision",
-        text="{name}", source="lightning-thunder#725",
+        text="{name}",  # lightning-thunder#725
     ),
     _fact(
         "dropout_on", cause="layer",
         text="dropout is active in passes without gradients: {value} such passes in a row ran in "
-        "training mode ({name})", source="transformers#33844",
+        "training mode ({name})",  # transformers#33844
     ),
     _fact(
         "dropped_most", cause="layer",
@@ -383,12 +379,12 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "backward(), in {value} steps in a row: gradients are those of another result than the "
         "loss", advice="call torch.utils.checkpoint.checkpoint() without preserve_rng_state=False; "
         "a checkpoint of your own has to set the state of the generators as it was",
-        source="guided-diffusion#167",
+        # guided-diffusion#167
     ),
     _fact(
         "statistics_on", cause="layer",
         text="batch norm updates its statistics in passes without gradients: {value} such passes "
-        "in a row ran in training mode ({name})", source="pytorch_stacked_hourglass#44",
+        "in a row ran in training mode ({name})",  # pytorch_stacked_hourglass#44
     ),
     _fact(
         "stale_statistics", cause="layer",
@@ -396,7 +392,7 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "apart, its weight has moved and its running statistics have not, while those of a "
         "BatchNorm in training have, as where an average takes in the weights alone",
         advice="copy the buffers, too, or average them (AveragedModel(use_buffers=True))",
-        source="pytorch: EMA models without buffers",
+        # pytorch: EMA models without buffers
     ),
     _fact(
         "average", cause="optimizer",
@@ -404,26 +400,25 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "took in the rest from these, in each of 3 updates that were measured: it is hardly an "
         "average",
         advice="if it is meant as one (an EMA, a target network), its decay and 1 - decay are "
-        "swapped", source="forums: EMA and tau the wrong way round",
+        "swapped",
     ),
     _fact(
         "average_short", cause="optimizer",
         text="{name}, which has the shapes of weights that are trained, kept {value} of itself and "
         "took in the rest from these, in each of 3 updates that were measured: it averages the "
-        "last few updates alone", source="diffusers#1864",
+        "last few updates alone",  # diffusers#1864
     ),
     _fact(
         "average_stands", cause="precision",
         text="{name}, which has the shapes of weights that are trained, is in 16 bits and is "
         "written to at each update, and at least 9 of 10 of its elements kept every bit in each of "
         "3 updates that were measured: what an average takes in rounds away",
-        advice="keep the average in float32", source="forums: EMA of bfloat16 weights",
+        advice="keep the average in float32",
     ),
     _fact(
         "mask", cause="layer",
         text="the mask of {name}",
         advice="look at how the mask is made",
-        source="forums: key_padding_mask, attn_mask",
     ),
     _fact(
         "norm_momentum", cause="layer",
@@ -445,22 +440,19 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
     _fact(
         "applied_twice", cause="layer",
         text="in the graph of the loss {name}{checks}: it "
-        "flattens what the first has made, whose input may be meant",
-        source="transformers#45120",
+        "flattens what the first has made, whose input may be meant",  # transformers#45120
     ),
     _fact(
         "one_element", cause="layer",
         text="in the graph of the loss {name}{checks}",
         advice="check the number of outputs and the shape: binary_cross_entropy_with_logits is for "
         "one output, and a normalisation needs several elements",
-        source="forums: CrossEntropyLoss of one output, LayerNorm(1)",
     ),
     _fact(
         "other_dimension", cause="layer",
         text="in the graph of the loss {name}{checks}",
         advice="take the softmax over the dimension of the classes: dim=1 for nll_loss, dim=-1 of "
-        "what ctc_loss and gather() are given",
-        source="pytorchfundamentals#21",
+        "what ctc_loss and gather() are given",  # pytorchfundamentals#21
     ),
     _fact(
         "no_logarithm", cause="loss",
@@ -468,21 +460,18 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "expects logarithms there",
         advice="give it log_softmax of the logits (targets of kl_div stay probabilities, unless "
         "log_target=True), or poisson_nll_loss what exp() was given, or log_input=False",
-        source="forums: kl_div that becomes negative, CTCLoss of logits, PoissonNLLLoss of exp()",
     ),
     _fact(
         "many_hot", cause="loss",
         text="in the graph of the loss cross entropy is given targets of 0 and 1 that add up to "
         "more than 1, {name}{checks}: its softmax makes them compete. For labels that do not rule "
         "each other out, as those of several samples, binary_cross_entropy_with_logits is meant",
-        source="forums: cross entropy for several labels, or of logits that were squeezed",
     ),
     _fact(
         "earlier_loss", cause="loss",
         text="the graph of the loss {name}: backward() goes through all of it once more",
         advice="add losses up as numbers (loss.item()), and keep no result with its graph from one "
         "update to the next (detach() it), in place of retain_graph=True",
-        source="forums: a running total of losses",
     ),
     _fact(
         "constant_term", cause="loss",
@@ -490,27 +479,25 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "input was called with retain_graph=True, without create_graph=True{checks}: what is made "
         "of its result, such as a gradient penalty, trains nothing",
         advice="call torch.autograd.grad(..., create_graph=True)",
-        source="forums: WGAN-GP and PINN without create_graph",
     ),
     _fact(
         "old_cast", cause="precision",
         text="the graph of the loss holds a cast of a weight that was in it at least ten updates "
         "before{checks}: the model computes with what the weight was then",
         advice="enter autocast() in each step, around the forward pass alone: it keeps its casts "
-        "of weights until it is left", source="autocast around the whole loop",
+        "of weights until it is left",
     ),
     _fact(
         "of_itself", cause="loss",
         text="in the graph of the loss there is {name}{checks}",
         advice="compute the other of another example, or detach() it, as the log-probability of "
-        "the old policy", source="forums: a PPO ratio that stays 1",
+        "the old policy",
     ),
     _fact(
         "across_samples", cause="layer",
         text="in the graph of the loss {name}{checks}",
         advice="take the softmax of attention, or the norm of each sample, over what is added up, "
         "dim=-1: nn.Softmax() without dim, and normalize() of another than 1, take another",
-        source="forums: softmax over the heads or the batch",
     ),
     _fact(
         "moved", cause="layer",
@@ -519,7 +506,6 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         advice="move them with permute() or transpose(): y.permute(0, 2, 3, 1).reshape(-1, C) of "
         "a convolution, x.view(B, T, H, d).transpose(1, 2) for heads, transpose(1, 2) before these "
         "are joined, and h_n.transpose(0, 1).reshape(B, -1) for the states of a recurrent layer",
-        source="forums: view() in place of permute()",
     ),
     _fact(
         "last_sample", cause="layer",
@@ -527,30 +513,27 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "is taken{checks}, which is the last sample: without batch_first=True its dimensions are "
         "those of time and of the samples",
         advice="give nn.LSTM, nn.GRU or nn.RNN batch_first=True, or take output[-1]",
-        source="forums: nn.LSTM of (batch, time, features)",
     ),
     _fact(
         "over_samples", cause="layer",
         text="of what attention without batch_first=True returns, of shape {name}, one element of "
         "dimension 1 is taken, or their mean{checks}, and it has attended over dimension 0: where "
         "that is the batch, samples attend to each other. batch_first=True has it second",
-        source="forums: nn.TransformerEncoder of (batch, time, features)",
     ),
     _fact(
         "dropped", cause="layer",
         text="in the graph of the loss {name}{checks}: it loses logits at random, where dropout "
-        "before the last layer would lose features", source="forums: dropout after the last layer",
+        "before the last layer would lose features",
     ),
     _fact(
         "narrow", cause="loss",
         text="in the graph of the loss {name}{checks}",
-        advice="divide cosines by the temperature", source="forums: a loss that does not fall",
+        advice="divide cosines by the temperature",
     ),
     _fact(
         "clamped", cause="loss",
         text="in the graph of the loss {name}{checks}: clamp() has no gradient outside of its "
         "bounds", advice="give binary_cross_entropy_with_logits what the layer returns",
-        source="forums: a loss that does not fall",
     ),
     _fact(
         "sees_next", cause="data",
@@ -558,13 +541,11 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "given, one place on, and attention at each place looks at the next place, too{checks}: "
         "the model has to copy its input",
         advice="mask what comes later, with is_causal=True or -inf above the diagonal",
-        source="forums: a language model without a causal mask",
     ),
     _fact(
         "padding", cause="data",
         text="in the graph of the loss cross entropy counts {name} of places at which the "
         "embedding was given its padding_idx{checks}: ignore_index leaves such targets out",
-        source="forums: ignore_index",
     ),
     _fact(
         "wrong_targets", cause="data",
@@ -572,7 +553,6 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         advice="look at the targets: a binary cross entropy expects numbers from 0 to 1, the "
         "losses of a margin or an embedding 1 and -1 (2 * target - 1), and ctc_loss no blank: its "
         "labels begin at 1, or blank= is another number",
-        source="forums: labels of 0 and 1 for SoftMarginLoss",
     ),
     _fact(
         "unshifted", cause="data",
@@ -581,14 +561,13 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "place, too{checks}: the model has to copy its input",
         advice="shift them by one, as logits[:, :-1] and tokens[:, 1:] are, unless a function that "
         "is given both does it",
-        source="forums: a language model whose loss falls to 0",
     ),
     _fact(
         "no_second", cause="layer",
         text="autograd.grad() of a derivative with respect to an input has returned 0 in every "
         "element{checks}: it leads through ReLU, whose second derivative is 0",
         advice="use an activation that is curved, as tanh, sin or SiLU, where the loss has second "
-        "derivatives", source="forums: PINN with ReLU",
+        "derivatives",
     ),
     _fact(
         "alike", cause="loss",
@@ -596,48 +575,44 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "it is least where all results are the same, whatever the input, and nothing keeps them "
         "apart",
         advice="stop the gradient at one side of each with detach(), as SimSiam and BYOL do, or "
-        "add a term for pairs that should differ", source="forums: SimSiam that collapses",
+        "add a term for pairs that should differ",
     ),
     _fact(
         "made_in_forward", cause="layer",
         text="{name} in the graph of the loss were made anew{checks}, and neither an installed "
         "model nor an optimizer that has stepped holds them: they are not trained",
         advice="make layers in __init__(): one that forward() makes has other random weights in "
-        "each call", source="forums: nn.Linear in forward()",
+        "each call",
     ),
     _fact(
         "first_loss", cause="layer",
         text="the first loss is {value}, and guessing among the {name} classes of its cross "
         "entropy has {usual}: logits are large at first, as where the last layer has the weight of "
-        "an embedding, which nn.Embedding draws from N(0, 1)",
-        source="nanoGPT: initial weights",
+        "an embedding, which nn.Embedding draws from N(0, 1)",  # nanoGPT: initial weights
     ),
     _fact(
         "negative", cause="loss",
         text="the loss is {value}, and it is {name}",
         advice="check what the criterion is given: such a loss has no least value",
-        source="forums: CTCLoss, nll_loss and BCEWithLogitsLoss that become negative",
     ),
     _fact(
         "broadcast", cause="loss",
         text="in the graph of the loss {name} is averaged or added up{checks}",
         advice="if each result has one target, or one weight, give both the same shape, as "
-        "target.view_as(prediction) has",
-        source="pytorch#16045",
+        "target.view_as(prediction) has",  # pytorch#16045
     ),
     _fact(
         "focal_mean", cause="loss",
         text="in the graph of the loss {name}, to a power, multiplies that loss, which was "
         "averaged before{checks}: it is one factor for all, where a focal loss has one for each "
         "example (reduction=\"none\", and the mean after the product)",
-        source="Kaggle's library of losses: FocalLoss",
+        # Kaggle's library of losses: FocalLoss
     ),
     _fact(
         "contrastive", cause="loss",
         text="in the graph of the loss {name}{checks}",
         advice="give cross entropy each positive once, at its target: z1 @ z2.T with "
         "torch.arange(N), or z @ z.T with -inf on its diagonal",
-        source="forums: InfoNCE, the diagonal of SimCLR",
     ),
     _fact(
         "variational", cause="loss",
@@ -645,7 +620,6 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "{checks}",
         advice="add -0.5 * (1 + logvar - mean**2 - logvar.exp()) to the loss, and draw "
         "mean + (0.5 * logvar).exp() * torch.randn_like(mean), or with rsample()",
-        source="forums: a VAE whose samples do not depend on the input",
     ),
     _fact(
         "advantage", cause="loss",
@@ -653,7 +627,6 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "and whose value has a loss of its own{checks}: the policy's loss trains the value, too, "
         "to be as its action was likely",
         advice="detach() the advantage where it weighs the policy's loss",
-        source="forums: actor-critic without detach()",
     ),
     _fact(
         "trained_target", cause="loss",
@@ -661,58 +634,50 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "with a gradient, which holds the {name} of others, and an optimizer trains both{checks}: "
         "the target moves to the value, too. Q-learning computes it under no_grad(); residual "
         "gradients lead through both",
-        source="forums: DQN without detach()",
     ),
     _fact(
         "trained_reference", cause="loss",
         text="in the graph of the loss log-probabilities of {name} are compared, and optimizers "
         "train both{checks}: a reference, as DPO has, stays as it was, computed under no_grad()",
-        source="forums: a reference policy in the optimizer",
     ),
     _fact(
         "nothing_preferred", cause="loss",
         text="in the graph of the loss logsigmoid is given 0 in all {name} after ten updates and "
         "more{checks}, as where the reference policy is the policy itself",
         advice="keep the reference as it was, with copy.deepcopy(model).requires_grad_(False) "
-        "before training", source="forums: DPO with a loss that stays 0.6931",
+        "before training",
     ),
     _fact(
         "one_class", cause="data",
         text="in the graph of the loss cross entropy, the only loss, is given one class alone: "
         "{name}{checks}. Unless nearly all data are of it, they are sorted by class and not "
         "shuffled, or the conversion of labels to integers has cut them off",
-        source="forums: a loss that falls to 0 at once",
     ),
     _fact(
         "given_targets", cause="data",
         text="the targets of the loss are {name} of what a layer is given, number for number"
         "{checks}: the model can read them there, unless that is what it is to learn",
-        source="forums: the label among the features, a window that holds its target",
     ),
     _fact(
         "inert_term", cause="loss",
         text="a term of the loss has no graph, and its value has changed{checks}: it trains "
         "nothing, as a penalty that is made of .data, .item(), detach(), a comparison or counts",
-        source="forums: a regularizer without a gradient",
     ),
     _fact(
         "same_dropout", cause="data",
         text="dropout ({name}) drops the same elements{checks}: the generator of random numbers is "
         "set to the same state in each step",
         advice="call torch.manual_seed() once, before training",
-        source="forums: manual_seed() in the loop",
     ),
     _fact(
         "turned", cause="loss",
         text="the loss is a cross entropy times a number below 0{checks}: updates make the targets "
         "less likely. Forgetting on purpose does that",
-        source="forums: a log-likelihood that is minimized",
     ),
     _fact(
         "entropy", cause="loss",
         text="the loss adds the entropy of probabilities to that of a policy{checks}: updates make "
         "it smaller, and what is drawn less random. A bonus for exploration is subtracted",
-        source="forums: the sign of the entropy in A2C and PPO",
     ),
     _fact(
         "unregistered", cause="optimizer",
@@ -720,7 +685,6 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "a list, a tuple or a dictionary holds, and no optimizer that has stepped has them",
         advice="use nn.ModuleList or nn.ModuleDict, and make the optimizer after that; freeze what "
         "is not to be trained with requires_grad_(False)",
-        source="forums: layers in a Python list",
     ),
     _fact(
         "no_parameter", cause="optimizer",
@@ -728,14 +692,12 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "no nn.Parameter is not among parameters(), and no optimizer that has stepped has it",
         advice="if it is to be trained, make it an nn.Parameter (of an nn.ParameterList in a list) "
         "before the optimizer is made",
-        source="forums: a learned prompt, or temperature, that does not change",
     ),
     _fact(
         "left_out", cause="optimizer",
         text="{name} gradients that nothing uses{checks}: no model that install() was given has "
         "registered it, and no optimizer that has stepped has it. What is to be trained, as the "
         "centers of a criterion, an optimizer has to be given",
-        source="forums: the centers of a center loss",
     ),
     _fact(
         "one_number", cause="layer",
@@ -747,7 +709,6 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         text="the batch has whole numbers from 0 to {value}, as images are stored, and {name} is "
         "given them as they are, though no norm follows it: initial weights are made for inputs of "
         "about 1",
-        source="forums: images that were not divided by 255",
     ),
     _fact(
         "same_batch", cause="data",
@@ -756,7 +717,7 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
     _fact(
         "repeated_batch", cause="data",
         text="each batch comes {value} times in a row, bit for bit, as the last {usual} did",
-        source="TrainCheck",
+        # TrainCheck
     ),
     _fact(
         "cycle", cause="data",
@@ -778,7 +739,7 @@ TENSOR_INVARIANTS: tuple[TensorRule, ...] = (
         text="no bit of it has changed in {value} updates in a row, though it moved before and its "
         "gradient and the learning rate are at least half as large as they were then",
         advice="check that the optimizer still holds this tensor and that nothing restores it",
-        source="TrainCheck",
+        # TrainCheck
     ),
     TensorRule(
         kind="invariant", condition=stands_still(False), steps=1, is_over=_once, pause="",
@@ -791,7 +752,7 @@ TENSOR_INVARIANTS: tuple[TensorRule, ...] = (
         value=lambda view: view.now.abs_max, cause="precision",
         usual=lambda view: _WHOLE[view.now.codes],
         text="it counts in {dtype} and has reached {value}: from {usual} on, adding 1 changes "
-        "nothing", advice="keep it in float32 or in an integer dtype", source="DeepSpeed, NUM.08",
+        "nothing", advice="keep it in float32 or in an integer dtype",  # DeepSpeed, NUM.08
     ),
     TensorRule(
         kind="invariant", condition=position_is_rounded, steps=3, is_over=_once, pause="",

@@ -57,7 +57,7 @@ class Rule:
     ``kind``: the kind of its events. ``steps``: the number of steps in a row in which the condition
     has to hold. ``warns``: always, never, or a condition. ``text``: a template with ``value`` and
     ``usual``, and the fields that the rule's class names. ``advice``: what to do; it ends a
-    warning. ``source``: where the rule comes from.
+    warning. A comment in the row says where the rule comes from.
     ``cause``: the cause that the rule implies; "": that of the first mover. ``pause``: what is held
     back for 32 steps after an event of this kind, an "event" or a "warning"; "": nothing.
     """
@@ -66,7 +66,6 @@ class Rule:
     steps: int
     text: str
     advice: str = ""
-    source: str = "fastcheck"
     cause: str = ""
     pause: str = "event"
 
@@ -365,10 +364,6 @@ def _median(row: int) -> Callable[[StepsView], np.ndarray]:
     return lambda view: np.exp2(view.median[row])
 
 
-_OLMO = "OLMo-core's StabilityMonitorCallback"
-_LOW_BITS = "Micikevicius et al. (2018)"
-_ADAM = "Kingma and Ba (2015)"
-_RECIPE = "A. Karpathy's recipe"
 _SMALLER_UPDATES = (
     "lower the learning rate: updates of a thousandth of the weights are common. Of an update of "
     "your own look at the sign, too: p -= lr * p.grad"
@@ -378,12 +373,12 @@ NUMBER_RULES: tuple[NumberRule, ...] = (
     NumberRule(
         kind="loss_spike", names=["loss"], condition=loss_spikes, steps=1,
         warns=loss_is_worth_a_look, again=2.0,
-        text="the loss is {value} (usually {usual})", source=_OLMO,
+        text="the loss is {value} (usually {usual})",  # OLMo-core's StabilityMonitorCallback
     ),
     NumberRule(
         kind="loss_spike", names=["loss"], condition=loss_rises, steps=5,
         warns=loss_is_worth_a_look, again=2.0,
-        text="the loss stays high: {value} (usually {usual})", source="LLM Foundry's KillLossSpike",
+        text="the loss stays high: {value} (usually {usual})",  # LLM Foundry's KillLossSpike
     ),
     NumberRule(
         kind="loss_spike", names=["loss"],
@@ -395,12 +390,13 @@ NUMBER_RULES: tuple[NumberRule, ...] = (
     ),
     NumberRule(
         kind="gradient_spike", names=["gradient_norm"], condition=norm_spikes, steps=1, warns=False,
-        text="the norm of all gradients is {value} (usually {usual})", source=_OLMO,
+        # OLMo-core's StabilityMonitorCallback
+        text="the norm of all gradients is {value} (usually {usual})",
     ),
     NumberRule(
         kind="gradient_spike", names=["skipped"], condition=lambda number: True,
         is_over=lambda number: True, steps=1, warns=False, pause="",
-        text="the update was skipped: {name}", source="Watch(skip_above=)",
+        text="the update was skipped: {name}",
     ),
     NumberRule(
         kind="update", names=["update_size"], condition=update_is_unusual, steps=3, warns=False,
@@ -411,7 +407,7 @@ NUMBER_RULES: tuple[NumberRule, ...] = (
         kind="update", names=["weight_growth"], condition=weights_grow, steps=1, cause="optimizer",
         text="weights are {value} times as large as ten steps ago, in parameters that hold half of "
         "all elements: updates are large relative to the weights", advice=_SMALLER_UPDATES,
-        source=_RECIPE,
+        # A. Karpathy's recipe
     ),
     NumberRule(
         kind="update", names=["standstill"], condition=weights_grow_for_nothing, is_over=never,
@@ -419,14 +415,14 @@ NUMBER_RULES: tuple[NumberRule, ...] = (
         text="weights are {value} times as large as at first and still grow, in parameters that "
         "hold half of all elements, while in {steps} steps the loss has fallen by less than a "
         "tenth of what it fell before: updates are large relative to the weights",
-        advice=_SMALLER_UPDATES, source=_RECIPE,
+        advice=_SMALLER_UPDATES,  # A. Karpathy's recipe
     ),
     NumberRule(
         kind="update", names=["divergence"], condition=lambda loss: True, is_over=never, steps=1,
         cause="optimizer", text="the loss is {value}, was {usual} at first, and goes on growing: "
         "weights are {name} times as large as at first, in parameters that hold half of all "
         "elements", advice="lower the learning rate; look at the sign of the loss, and at targets "
-        "that the model itself makes", source="fastcheck",
+        "that the model itself makes",
     ),
     NumberRule(
         kind="update", names=["descent"], condition=lambda loss: True, is_over=never, steps=1,
@@ -439,17 +435,17 @@ NUMBER_RULES: tuple[NumberRule, ...] = (
         steps=1, cause="precision",
         text="the loss scale is {value}; {share} of the last steps were skipped",
         advice="find the first gradient that is NaN or Inf, or the largest: its layer may need "
-        "float32 or bfloat16", source=_LOW_BITS,
+        "float32 or bfloat16",  # Micikevicius et al. (2018)
     ),
     NumberRule(
         kind="settings", names=["betas", "momentum"], condition=average_changed,
         is_over=lambda number: True, steps=1, warns=False, cause="optimizer",
-        text="{name} was changed from {usual} to {value}", source=_ADAM,
+        text="{name} was changed from {usual} to {value}",  # Kingma and Ba (2015)
     ),
     NumberRule(
         kind="settings", names=["eps", "threshold"], condition=factor_changed,
         is_over=lambda number: True, steps=1, warns=False, cause="optimizer",
-        text="{name} was changed from {usual} to {value}", source=_ADAM,
+        text="{name} was changed from {usual} to {value}",  # Kingma and Ba (2015)
     ),
     NumberRule(
         kind="settings", names=["lr"], condition=rate_rose, is_over=lambda number: True, steps=1,
@@ -460,19 +456,20 @@ NUMBER_RULES: tuple[NumberRule, ...] = (
         kind="settings", names=["scaled_threshold"], condition=clips_scaled, steps=1,
         cause="optimizer",
         text="gradients were clipped to {value} while they were still multiplied by the loss scale "
-        "of {usual}", advice="call scaler.unscale_(optimizer) before clipping", source=_LOW_BITS,
+        # Micikevicius et al. (2018)
+        "of {usual}", advice="call scaler.unscale_(optimizer) before clipping",
     ),
     NumberRule(
         kind="settings", names=["beta2"], condition=beta2_is_too_small, steps=1, cause="optimizer",
         text="Adam's beta2 is {value}, not above beta1^4 = {usual}, the bound of its convergence",
-        advice="usual values are 0.999, and 0.95 for language models", source=_ADAM,
+        advice="usual values are 0.999, and 0.95 for language models",  # Kingma and Ba (2015)
     ),
     NumberRule(
         kind="settings", names=["gradient_rms"], condition=epsilon_is_large, steps=20,
         cause="optimizer",
         text="the rms of all gradients is {value}, below half of the optimizer's eps of {usual}: "
         "most elements are divided by eps, not by their own size",
-        advice="use a smaller eps or a larger loss", source=_ADAM,
+        advice="use a smaller eps or a larger loss",  # Kingma and Ba (2015)
     ),
 )  # fmt: skip
 
@@ -480,7 +477,7 @@ TENSOR_RULES: tuple[TensorRule, ...] = (
     TensorRule(
         kind="explosion", condition=explodes, steps=1, pause="warning", value=_level(ABS_MAX),
         usual=lambda view: np.exp2(view.peak),
-        text="its abs max is {value}, and was at most {usual} before", source="msprobe's monitor",
+        text="its abs max is {value}, and was at most {usual} before",  # msprobe's monitor
     ),
     *(
         TensorRule(
@@ -495,41 +492,41 @@ TENSOR_RULES: tuple[TensorRule, ...] = (
         is_over=lambda view: view.now.headroom > BITS, value=lambda view: view.now.abs_max,
         usual=lambda view: view.limit, cause="precision", pause="warning",
         text="its largest magnitude {value} grows towards the largest {dtype} ({usual}), which it "
-        "{reaches}", source="Theil and Sen's slope",
+        "{reaches}",  # Theil and Sen's slope
     ),
     TensorRule(
         kind="precision", condition=underflows, steps=10, value=lambda view: view.now.zero_share,
         cause="precision", pause="warning",
         text="{value:.1%} of its elements are zero now and most others are subnormal: they are too "
         "small for {dtype}", advice="scale the loss, or keep this gradient in float32",
-        source=_LOW_BITS,
+        # Micikevicius et al. (2018)
     ),
     TensorRule(
         kind="precision", condition=becomes_subnormal, steps=10,
         value=lambda view: view.now.subnormal_share, usual=lambda view: view.subnormal_at_first,
         warns=False, cause="precision", pause="warning",
         text="{value:.1%} of its nonzero elements are subnormal now: they are near the smallest "
-        "{dtype} and have fewer significant bits", source=_LOW_BITS,
+        "{dtype} and have fewer significant bits",  # Micikevicius et al. (2018)
     ),
     TensorRule(
         kind="precision", steps=10, condition=is_saturated,
         value=lambda view: view.now.saturated_share, usual=lambda view: view.saturated_at_first,
         cause="precision", pause="warning",
         text="{count} of its elements are at the largest {dtype}: larger values may have been cut "
-        "to it", advice="scale the tensor before the cast", source="docs/npu.md",
+        "to it", advice="scale the tensor before the cast",  # docs/npu.md
     ),
     TensorRule(
         kind="precision", steps=50, condition=is_at_ends,
         value=lambda view: np.exp2(2 * view.now.levels[RMS]), usual=lambda view: view.ends_at_first,
         warns=False, pause="warning",
         text="nearly all its elements are at the ends of the function, where its gradient is "
-        "nearly 0", source="Glorot and Bengio (2010)",
+        "nearly 0",  # Glorot and Bengio (2010)
     ),
     TensorRule(
         kind="dead", condition=is_dead, steps=50, pause="warning",
         text="{value:.1%} of its elements have been zero for 50 steps",
         advice="lower the learning rate, or use an activation with a slope below 0 (LeakyReLU)",
-        source="Maas et al. (2013)",
+        # Maas et al. (2013)
     ),
     TensorRule(
         kind="dead", condition=is_constant, steps=50, pause="warning",
