@@ -31,6 +31,17 @@ def test_a_product_between_the_model_and_the_loss_in_float16() -> None:
     assert "try 1. MmBackward0 left the range of float16, which ends at 65,504" in said(stop.value)
 
 
+def test_a_product_may_have_read_what_overflowed_before() -> None:
+    """A sum in float16 that the graph does not hold: it holds the factor alone."""
+    model = torch.nn.Linear(8, 64).half()
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        y = model(torch.full((16, 8), 90.0, dtype=torch.float16))
+        (2.0 * (y.tril() + 3e4).sum()).float().backward()
+    text = said(stop.value)
+    assert "MulBackward0 left the range" not in text and "numbers up to" not in text
+    assert "read Inf, in what is not held, or left the range of float16" in text
+
+
 @pytest.mark.parametrize("level", ["module", "op"])
 def test_lbfgs_without_a_line_search(level: str) -> None:
     torch.manual_seed(0)
@@ -192,7 +203,10 @@ def test_an_update_whose_weights_are_why_the_loss_overflows(is_of_data: bool) ->
             optimizer.step()
             target = torch.full((16, 1), math.nan) if is_of_data else target
     text = said(stop.value)
-    assert ("try 1. An update since step 0 took the largest number of" in text) is not is_of_data
+    assert (
+        "try 1. An update, or a write by the program, since step 0 took the largest number of"
+        in text
+    ) is not is_of_data
     assert ("lower the learning rate (it is now Adam: 3.00e+09)" in text) is not is_of_data
 
 
@@ -225,3 +239,41 @@ def test_the_line_of_a_loss_that_holds_a_logarithm_says_more_than_a_list_of_caus
     text = said(stop.value)
     assert "try 1. Look at the lines that may have made it: log(0) is -Inf" in text
     assert "binary_cross_entropy" not in text
+
+
+@pytest.mark.parametrize("is_after", [False, True])
+def test_when_an_operator_outside_of_the_model_has_run(is_after: bool) -> None:
+    """The loss, and an update of the program's own, which comes after backward."""
+    model = torch.nn.Linear(4, 2)
+    with fastcheck.install(model, level="op"), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for _ in range(3):
+            model.zero_grad()
+            y = model(torch.ones(3, 4))
+            (y if is_after else y / torch.zeros(())).sum().backward()
+            with torch.no_grad():
+                model.weight.sub_(model.weight.grad / torch.zeros(()), alpha=0.1)
+    assert "when step 0 (counted from 0), outside of backward()." in said(stop.value)
+
+
+def test_when_an_operator_of_the_model_has_run() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x / (x - x)
+
+    model = Model()
+    with fastcheck.install(model, level="op"), pytest.raises(fastcheck.OverflowDetected) as stop:
+        model(torch.ones(3, requires_grad=True)).sum().backward()
+    assert "when step 0 (counted from 0), in the forward pass." in said(stop.value)
+
+
+def test_a_buffer_that_was_made_of_a_degree_of_0() -> None:
+    class Graph(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(self.adjacency @ x)
+
+    model = Graph(3, 2)
+    inverse = 1 / torch.tensor([1.0, 2.0, 0.0])
+    model.register_buffer("adjacency", torch.diag(inverse) @ torch.ones(3, 3))
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        model(torch.ones(3, 3)).sum().backward()
+    assert "x/0 is Inf (a count of 0" in said(stop.value).partition(" 2. ")[0]

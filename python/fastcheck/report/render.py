@@ -469,16 +469,19 @@ def _replay_lines(report: StopReport, width: int) -> list[str]:
 
 
 def _when_text(report: StopReport, reading: RecordStatistics) -> str:
+    site = report.culprit.site
     direction = {
         "forward": "in the forward pass",
         "backward": "in the backward pass",
         "optimizer": "at the optimizer's step",
-    }.get(report.culprit.site.direction, report.culprit.site.direction)
-    if report.culprit.site.role in ("param", "buffer"):
+    }.get(site.direction, site.direction)
+    if site.role in ("param", "buffer"):
         # Read in forward as well, after a non-finite output.
         direction = "when it was read"
+    elif site.op and site.direction == "forward" and module_name(site) == OUTSIDE:
+        direction = "outside of backward()"  # the loss, data, or an update of the program's own
     when = f"step {report.step} (counted from 0), {direction}"
-    if reading.call > 0 and not report.culprit.site.op:
+    if reading.call > 0 and not site.op:
         when += f", call {reading.call + 1} of this module in the step"
     return when + "."
 

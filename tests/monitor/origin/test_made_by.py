@@ -88,6 +88,7 @@ LOSSES: dict[str, tuple[Loss, str]] = {
     "a mean over nothing": (lambda y: y[:0].mean() + y.sum(), "MeanBackward0"),
     "a loss of nothing": (of_nothing, "BinaryCrossEntropyWithLogitsBackward0"),
     "a sum in half": (lambda y: (y.half() + 6e4).sum().float(), "SumBackward0"),
+    "half a sum in half": (lambda y: (0.5 * (y.half() + 6e4).sum()).float(), "SumBackward0"),
     "a product": (lambda y: ((y * 1e30) * (y * 1e30)).sum(), "MulBackward0"),
     "a Function of one's own": (lambda y: Halve.apply(y).sum() * 2, "HalveBackward"),
     "one that keeps nothing": (lambda y: Root.apply(y).mean(), "RootBackward"),

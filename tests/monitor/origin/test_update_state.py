@@ -109,7 +109,7 @@ def test_a_weight_that_the_update_before_has_blown_up() -> None:
             optimizer.step()
     assert stop.value.culprit.site.role == "optimizer_state" and stop.value.step == 1
     text = _tried(stop.value)
-    assert "1. An update since step 0 took the largest number of 0.weight from 0." in text
+    assert "since step 0 took the largest number of 0.weight from 0." in text
 
 
 def test_a_number_by_which_whole_weights_are_divided() -> None:

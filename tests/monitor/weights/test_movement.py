@@ -47,6 +47,20 @@ def test_a_layer_that_is_written_back() -> None:
     assert text.startswith("weights that don't move: head.weight kept")
 
 
+def test_an_optimizer_of_the_program_that_leaves_biases_out() -> None:
+    class Matrices(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            with torch.no_grad():
+                for parameter in self.param_groups[0]["params"]:
+                    if parameter.ndim > 1:
+                        parameter.sub_(parameter.grad, alpha=0.01)
+
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+    (text,) = said(model, Matrices(model.parameters(), lr=0.01))
+    assert text.startswith("weights that don't move: 0.bias, 1.bias kept")
+    assert "or the optimizer is not one of torch's and leaves them out" in text
+
+
 def test_an_update_below_the_spacing_of_the_dtype() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4)).to(torch.bfloat16)
     model[0].to(torch.float32)

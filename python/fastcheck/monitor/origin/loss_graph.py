@@ -201,27 +201,31 @@ class _GraphSearch:
                     # -Inf alone, which does harm here.
                     return self._from_outside(node, bad[0][0], inputs[bad[0][0]], bad[0][1])
                 before = None if result is None else self._before(node, result)
-                if result is not None and (mask := self._from_mask((before or [node])[0], result)):
+                maker, _, own = before or (node, records, result)
+                if result is not None and (mask := self._from_mask(maker, result)):
                     return mask
                 made = self._made(*(before or self._carried_from(node, records, result)))
                 is_one = result is not None and result["numel"] == 1
-                if not (is_one and made.operator and self._is_carried(node, saved)):
+                if not (is_one and made.operator and self._is_carried(maker, self._saved[maker])):
                     return made
-                carried = self._made(*self._carried_from(node.next_functions[0][0], [], result))
+                carried = self._made(*self._carried_from(maker.next_functions[0][0], [], own))
                 variable = carried.variable or used_in(made.variable)
                 return replace(carried, variable=variable)
         return None
 
     def _is_carried(self, node: Any, saved: Mapping[str, torch.Tensor]) -> bool:
-        """True for a quotient by numbers from 1 on: its dividend was not finite either."""
-        divisor = saved.get("other")
-        if divisor is None or operator_of(name_of(node)) != "Div":
+        """True for a quotient by a number from 1 on, and a product with one up to 1: the other
+        operand was not finite either.
+        """
+        number, kind = saved.get("other"), operator_of(name_of(node))
+        if number is None or number.is_complex() or kind not in ("Div", "Mul"):
             return False
         child: Any = node.next_functions[0][0]
-        if child not in self._saved or len(child._input_metadata) != 1 or divisor.numel() != 1:
+        if child not in self._saved or len(child._input_metadata) != 1 or number.numel() != 1:
             return False
         is_same = child._input_metadata[0].dtype == node._input_metadata[0].dtype
-        return is_same and bool((divisor.abs() >= 1) & divisor.isfinite())
+        is_less = (number > 0) & (number <= 1) if kind == "Mul" else number.abs() >= 1
+        return is_same and bool(is_less & number.isfinite())
 
     def _carried_from(
         self, node: Any, inputs: list[tuple[str, np.void]], result: Optional[np.void]

@@ -66,7 +66,8 @@ _FLAGS = (
 _UNMOVED = (
     f"weights that don't move: {{names}} kept every bit for at least {UPDATES} updates although "
     "gradient and learning rate were not 0. Either updates are smaller than the spacing of the "
-    "dtype (16-bit weights need a float32 master copy), or something writes old values back"
+    "dtype (16-bit weights need a float32 master copy), or something writes old values back, or "
+    "the optimizer is not one of torch's and leaves them out"
 )
 _CAUSES_OF_ZERO = (
     "Possible causes: a dead activation, an operator whose derivative is 0 (round, sign, clamp "

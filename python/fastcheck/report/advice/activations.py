@@ -125,8 +125,10 @@ def growth(case: Case) -> Iterator[Advice]:
             bound = "standardise inputs and targets that are large"
         if case.is_narrow and case.reading.inf_count:
             bound += f". {case.reading.dtype} ends at {case.limit}: float32 and bfloat16 hold more"
+        steps = trend.healthy[-1].step - trend.healthy[0].step
+        during = f"in {counted(steps, 'step')}" if steps else "within a step"
         yield Advice(
-            f"Stop the growth ({format_factor(trend.growth)} over the steps shown): lower the "
+            f"Stop the growth ({format_factor(trend.growth)} {during}): lower the "
             f"learning rate{case.rates} or warm up for longer, clip gradients, or {bound}.{search}",
             "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
         )
@@ -369,9 +371,11 @@ def narrow(made: Operation, dtype: str, most: float) -> Advice:
     """Advice on an operator whose result has left the range of 16 bits, which end at ``most``."""
     is_root = made.name == "sqrt"
     peak = max((float(r.abs_max or 0) for _, r in made.inputs), default=0.0)
-    seen = f", with numbers up to {format_number(peak)}" if peak else ""
+    seen = f", with numbers up to {format_number(peak)}" if peak and not made.is_open else ""
     # A tensor that it read may hold Inf as well where none is held.
-    left = "left" if made.inputs or is_root else "may have left"
+    left = "left" if (made.inputs and not made.is_open) or is_root else "may have left"
+    if made.is_open and not is_root:
+        left = "read Inf, in what is not held, or left"
     return Advice(
         f"{'What was given to ' if is_root else ''}{made.shown} {left} the range of {dtype}, which "
         f"ends at {format_number(most)}{seen}: compute it in float32 or bfloat16, outside of "

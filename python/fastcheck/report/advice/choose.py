@@ -270,8 +270,9 @@ def _broken_weight(case: Case) -> Iterator[Advice]:
         )
         return
     yield Advice(
-        f"An update since step {before.step:,} took the largest number of {site.key} from "
-        f"{format_number(before.abs_max)} to {format_number(now.abs_max)}, before this: "
+        f"An update, or a write by the program, since step {before.step:,} took the largest number "
+        f"of {site.key} from {format_number(before.abs_max)} to {format_number(now.abs_max)}, "
+        f"before this: "
         f"lower the learning rate{case.rates}, or warm up for longer."
     )
     yield Advice(

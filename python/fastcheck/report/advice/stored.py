@@ -57,11 +57,17 @@ def _buffer(case: Case) -> Iterator[Advice]:
             "at what writes the buffer."
         )
     if not case.trend.healthy:
+        beyond = (
+            "Beyond float16's 65,504 a number is Inf (a running variance, or a position, and "
+            "cos(Inf) is NaN)"
+        )
+        if not case.is_narrow and not case.has_nan:
+            beyond = f"A power or an exponential may be beyond {case.reading.dtype}'s {case.limit}"
         yield Advice(
             f"Buffer {name} was non-finite before the first step that fastcheck observed: look "
-            "at the checkpoint, and at the code that makes it. Beyond float16's 65,504 a "
-            "number is Inf (a running variance, or a position, and cos(Inf) is NaN); "
-            "torch.empty holds whatever was in memory."
+            "at the checkpoint, and at the code that makes it. x/0 is Inf (a count of 0, as the "
+            f"degree of a node without neighbours), and 0 * Inf NaN. {beyond}; torch.empty holds "
+            "whatever was in memory."
         )
         return
     yield Advice(
