@@ -277,3 +277,37 @@ def test_a_buffer_that_was_made_of_a_degree_of_0() -> None:
     with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
         model(torch.ones(3, 3)).sum().backward()
     assert "x/0 is Inf (a count of 0" in said(stop.value).partition(" 2. ")[0]
+
+
+@torch.jit.script
+def sinc(x: torch.Tensor) -> torch.Tensor:
+    return torch.sin(x) / x
+
+
+def test_a_function_that_torch_jit_has_compiled() -> None:
+    model = torch.nn.Linear(4, 2, bias=False)
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for factor in (1.0, 1.0, 1.0, 0.0):
+            y = sinc(model(torch.ones(3, 4)) * factor)
+            y.sum().backward()
+    text = said(stop.value)
+    assert "DifferentiableGraphBackward: the first operator in the graph" in text
+    assert "::" not in text and "a function that torch.jit has compiled" in text
+    assert "try 1. Look in that function for 0/0" in text and "PYTORCH_JIT=0" in text
+
+
+@pytest.mark.parametrize("is_division", [True, False])
+def test_the_line_before_a_module_that_is_given_infinity(is_division: bool) -> None:
+    def slopes(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return x / t
+
+    make = slopes if is_division else (lambda x, t: x.exp())
+    model = torch.nn.ModuleDict({"rnn": torch.nn.GRU(3, 2), "head": torch.nn.Linear(2, 1)})
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for size in (1.0, 0.0):
+            x, t = torch.full((4, 3), 1.0 + 200 * (size == 0)), torch.full((4, 1), size)
+            given = make(x, t)
+            model["head"](model["rnn"](given)[0]).sum().backward()
+    first = said(stop.value).partition("try 1. ")[2].partition(" 2. ")[0]
+    assert ("it divides, and 0/0 is NaN" in first) == is_division
+    assert ("No observed module made it" in first) != is_division

@@ -572,6 +572,14 @@ OPERATORS = {
         operator_report("aten.special_i0", {"self": of(high=2000.0)}, nan_count=8),
         "aten.special_i0 made NaN of numbers up to 2,000 in magnitude: a number left",
     ),
+    "i0 of 95": (
+        operator_report("aten.i0", {"self": of(1.0, 95.0)}, posinf_count=1),
+        "self reaches 95 in magnitude: i0 grows as exp(), beyond 3.40e+38 here. Its logarithm",
+    ),
+    "a mean over a segment of nothing": (
+        operator_report("aten.segment_reduce", {"data": of()}, nan_count=4),
+        "A segment of no elements, as far as is known: the mean of none is 0/0.",
+    ),
     "matrix_exp of large numbers": (
         operator_report("aten.linalg_matrix_exp", {"self": of(high=2000.0)}, nan_count=8),
         "matrix_exp grows as exp() of the largest real part of the eigenvalues",

@@ -55,8 +55,12 @@ def decorated(y: torch.Tensor) -> torch.Tensor:
     return torch.log(0 * y)
 
 
+LOGARITHMS = [lambda y: (y - y).log()]
+
+
 CALLS: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
     "function": (surprise, "surprise: return (y - y).log()"),
+    "lambda": (LOGARITHMS[0], "<lambda>: LOGARITHMS = [lambda y: (y - y).log()]"),
     "module": (Criterion(), "of_all: return torch.log(y - y)"),
     "method": (Criterion().of_all, "of_all: return torch.log(y - y)"),
     "class method": (Criterion.of_class, "static: return (0 * y).log()"),
@@ -332,6 +336,43 @@ def test_a_weight_that_its_module_has_written() -> None:
     made = stop.value.report.made_by
     assert made is not None
     assert sources(made.written) == ["forward: self.log_scale.data = -torch.log(x.std(0))"]
+
+
+def test_the_line_that_gives_a_function_the_loss_is_not_named_twice() -> None:
+    def update(loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def step(model: nn.Module) -> None:
+        update(torch.distributions.kl_divergence(*priors(model(BATCH))).sum(1).mean())
+
+    def priors(y: torch.Tensor) -> Any:
+        bernoulli = torch.distributions.Bernoulli
+        return bernoulli(y.sigmoid()), bernoulli(torch.zeros_like(y))
+
+    made = made_by(step, nn.Linear(4, 3))
+    assert "an argument of update, which runs from" in made.variable
+    assert made.written == ()
+
+
+def test_a_hook_on_a_parameter_that_is_a_lambda() -> None:
+    model = nn.Linear(4, 2, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model.weight.register_hook(lambda g: g / g.norm())
+
+    def step(model: nn.Module) -> None:
+        for factor in (1.0, 0.0):
+            optimizer.zero_grad()
+            (model(BATCH) * factor).sum().backward()
+            optimizer.step()
+
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        step(model)
+    made, text = stop.value.report.made_by, " ".join(str(stop.value).split())
+    assert made is not None and stop.value.step == 1
+    hook = "<lambda>: model.weight.register_hook(lambda g: g / g.norm())"
+    assert sources(made.written) == [hook]
+    assert "try 1. Look at the lines that may have made it: it divides" in text
+    assert "sqrt(x + eps)" not in text
 
 
 def test_a_weight_that_was_never_finite_is_not_put_down_to_later_lines() -> None:

@@ -25,6 +25,8 @@ BESIDE_RESULT = re.compile(
 )
 #: Operators that make a NaN or an infinity of one, and rarely of other numbers.
 CARRIERS = frozenset(("Add", "Div", "Mean", "Mul", "Neg", "Sub", "Sum"))
+#: The node of a function that torch.jit has compiled, and differentiates as a whole.
+OF_SCRIPT = "DifferentiableGraphBackward"
 # Operators that make no other numbers.
 _VIEWS = frozenset(("Clone", "Select", "Squeeze", "Unsqueeze", "View"))
 
@@ -35,7 +37,7 @@ def order_of(node: Any) -> int:
 
 
 def name_of(node: Any) -> str:
-    return str(node.name())
+    return str(node.name()).rpartition("::")[2]  # a node of a compiled function has namespaces
 
 
 def operator_of(name: str) -> str:

@@ -26,6 +26,7 @@ from .graph_nodes import (
     BESIDE_RESULT,
     CARRIERS,
     MOST_NODES,
+    OF_SCRIPT,
     is_count,
     line_of,
     name_of,
@@ -345,6 +346,8 @@ class _GraphSearch:
         if not inputs and result is not None and getattr(node, "_saved_self_sym_numel", None) == 0:
             empty = record_of(torch.empty(0, dtype=getattr(torch, DTYPES[result["dtype"]].name)))
             inputs = [] if empty is None else [("self", empty)]
+        if name_of(node) == OF_SCRIPT:
+            known += ", of a function that torch.jit has compiled"
         later = self._users(node)
         variable = later_variable(
             lambda fn: fn is node,

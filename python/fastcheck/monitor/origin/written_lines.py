@@ -94,7 +94,8 @@ def with_lines(made: MadeBy) -> MadeBy:
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind).lower()
     functions = _running_functions()
     # The line of the variable may be the very one.
-    place = re.search(r" assigned at (.+):([\d or]+) in (\w+|<\w+>)", made.variable)
+    assigned = r" (?:assigned at|which runs from) (.+):([\d or]+) in (\w+|<\w+>)"
+    place = re.search(assigned, made.variable)
     known = place[2].split(" or ") if place else ()
     if place and not made.variable.startswith("the result is used in "):
         functions = _until(functions, path=place[1], name=place[3])
@@ -428,4 +429,7 @@ def _bodies(text: str) -> dict[tuple[str, int], list[ast.stmt]]:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             first = min(one.lineno for one in (node, *node.decorator_list))
             bodies[node.name, first] = node.body
+        elif isinstance(node, ast.Lambda):
+            body = ast.copy_location(ast.Expr(node.body), node.body)
+            bodies.setdefault(("<lambda>", node.lineno), []).append(body)
     return bodies

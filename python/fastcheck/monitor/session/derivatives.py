@@ -220,6 +220,7 @@ DERIVATIVES: Mapping[str, Factors] = {
     "HypotBackward0": _of_both(lambda x, y: (x.abs() + y.abs()) / x.hypot(y)),
     "LgammaBackward0": _of("self", torch.digamma),
     "LinalgEighBackward0": _differences("eigenvalues"),
+    "LinalgQrBackward0": _of("R", lambda r: 1 / r.diagonal(dim1=-2, dim2=-1)),
     "LinalgSvdBackward0": _differences("S"),
     "Log10Backward0": _INVERSE,
     "Log1PBackward0": _of("self", lambda x: 1 / (x + 1)),

@@ -464,6 +464,8 @@ def arrived(case: Case) -> Iterator[Advice]:
             f"What made this tensor may be what {options} leaves unread. Take that option away to "
             "find the origin."
         )
+    if lines := on_written(case.written):
+        yield lines
     yield Advice(
         "No observed module made it: it came from outside, as a batch does, or was computed by "
         f"code between the modules. Look at the lines before {case.site.module or 'this module'} "

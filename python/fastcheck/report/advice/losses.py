@@ -134,8 +134,11 @@ def gradient(case: Case) -> Iterator[Advice]:
                 else ", or keep float32 weights and train under autocast with torch.amp.GradScaler."
             )
         )
+    lines = on_written(case.written)
     if case.has_nan and case.trend.has_exploded:
         yield from activations.growth(case)
+    elif lines:  # of a hook, or of a backward of the program's own
+        yield lines
     elif case.has_nan:
         yield Advice(
             "The backward of sqrt, log, division and x**p with p < 1 is Inf at 0, and Inf * 0 is "

@@ -360,6 +360,37 @@ def _matrix_exponential(case: Case, made: Operation) -> Iterator[Advice]:
     )
 
 
+def _bessel(case: Case, made: Operation) -> Iterator[Advice]:
+    label, reading = made.operand(0)
+    form = (made.result or case.reading).float_format
+    if reading is not None and form is not None and reading.abs_max and made.may_be_inf:
+        yield Advice(
+            f"{label} reaches {format_number(reading.abs_max)} in magnitude: i0 grows as exp(), "
+            f"beyond {format_number(form.max)} here. Its logarithm has a form that does not.",
+            "torch.special.i0e(x).log() + x.abs()  # not torch.i0(x).log()",
+        )
+
+
+def _segments(case: Case, made: Operation) -> Iterator[Advice]:
+    _, reading = made.operand(0)
+    is_finite = reading is None or not reading.nonfinite_count
+    if made.is_op and not made.is_backward and (made.is_nan or made.may_be_inf) and is_finite:
+        what = "the mean of none is 0/0" if made.is_nan else "the largest or least of none is Inf"
+        yield Advice(
+            f"A segment of no elements, as far as is known: {what}. Give an initial value, or "
+            "leave such segments out.",
+            "torch.segment_reduce(x, reduce, lengths=lengths, initial=0)",
+        )
+
+
+def _script(case: Case, made: Operation) -> Iterator[Advice]:
+    yield Advice(
+        "Look in that function for 0/0 and x/0 (as sin(x) / x at 0), log(0), exp of a large "
+        "number, and the root or log of a negative number. With PYTORCH_JIT=0 in the environment "
+        "it runs as Python, and a report names its operator and line."
+    )
+
+
 def _gamma(case: Case, made: Operation) -> Iterator[Advice]:
     label, reading = made.operand(0)
     if reading is None or reading.min is None or reading.max is None:
@@ -754,6 +785,9 @@ _FORWARD: _Rules = (
     (r"exp2?|expm1|cosh|sinh", _exponential),
     (r"(?:linalg_)?matrix_exp", _matrix_exponential),
     (r"(?:\w+_)?(?:layer|group|batch|instance|rms)_norm(?:_legit\w*)?", _normalisation),
+    (r"differentiable_graph", _script),
+    (r"i0", _bessel),
+    (r"segment_reduce", _segments),
     (r"lgamma|digamma", _gamma),
     (r"to_copy", _cast),
     (r"weight_norm(?:_interface)?", _weight_norm),
