@@ -182,11 +182,6 @@ class Collector:
         lost, damaged = sum(place.lost_segments for place in at), sum(place.damaged for place in at)
         return Written(rows, files, size, lost, damaged)
 
-    @property
-    def rows(self) -> int:
-        """The number of rows that count by now."""
-        return self._manifest.rows
-
     def _drop_uncounted(self) -> None:
         """Deletes files whose manifest was never written; their records are written again."""
         start = f"run={self.run}/"

@@ -16,7 +16,7 @@ NAMES = ("first.weight", "first.bias", "second.weight", "second.bias")
 
 @pytest.mark.parametrize("every", [1, 4])
 def test_replicas_that_agree_are_not_reported(every: int) -> None:
-    assert values(run_ranks(work.healthy, every)) == [([], [], ())] * 4
+    assert values(run_ranks(work.healthy, every)) == [([], [], NAMES)] * 4
 
 
 @pytest.mark.parametrize(("odd", "bit"), sample(itertools.product((0, 3), (0, 31)), 1))
@@ -36,7 +36,7 @@ def test_gradients_are_compared_on_request() -> None:
         [(when, what, text)] = found
         assert when > 3 and what == (3, "first.bias", True, (2,), True, 2, ())
         assert "the gradient of first.bias" in text
-    assert values(run_ranks(work.flip_in_a_gradient, False)) == [([], [], ())] * 4
+    assert values(run_ranks(work.flip_in_a_gradient, False)) == [([], [], NAMES)] * 4
 
 
 def test_a_gradient_that_one_rank_does_not_have() -> None:
@@ -70,8 +70,8 @@ def test_a_check_on_one_rank_alone_warns_and_ends() -> None:
 
 def test_shards_are_compared_where_they_are_replicated() -> None:
     results = values(run_ranks(work.sharded))
-    for rank, (found, left_out, left_out_of_all) in enumerate(results):
-        assert left_out == () and left_out_of_all == NAMES
+    for rank, (found, compared, compared_of_all) in enumerate(results):
+        assert compared == NAMES and compared_of_all == []
         mine = [one for one, _ in found if one is not None]
         assert [one for _, one in found] == [None] * 4
         # Rank 3 holds the same shard as rank 1.

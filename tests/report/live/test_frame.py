@@ -59,7 +59,7 @@ def test_the_whole_picture(tmp_path: Path) -> None:
     assert lines[6] == "          7 +Inf in output of blocks.0.norm (LayerNorm) at step 54"
     assert lines[8] == "sites  1-3 of 39, by headroom"
     assert re.fullmatch(r"blocks.0.norm output +over +[\d,]+ +[\d,]+  .{26}×{6}", lines[10])
-    assert len(lines) == 13 and (found.shown, found.sites) == (3, 39)
+    assert len(lines) == 13 and found.shown == 3
     styles = {text.strip(): style for line in found.lines for text, style in line}
     assert styles["1 counted"] == "red" and styles["over"] == "red" and styles["events"] == "bold"
 

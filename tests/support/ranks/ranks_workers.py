@@ -214,7 +214,7 @@ def closes(rank: int) -> Any:
     agreement.close()
     proxy = agreement._proxy
     assert proxy is not None
-    while proxy.is_running:
+    while proxy._thread.is_alive():
         proxy.join(1.0)
     return agreement.boundary(), agreement.is_alone
 
@@ -226,7 +226,7 @@ def goes_with_its_model(rank: int) -> Any:
     proxy, gone = agreement._proxy, weakref.ref(agreement)
     del agreement
     assert proxy is not None
-    while proxy.is_running:
+    while proxy._thread.is_alive():
         proxy.join(1.0)
     return gone() is None
 

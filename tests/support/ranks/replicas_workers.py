@@ -78,7 +78,7 @@ def train(
         if last is not None:
             found.append((steps, told(last), str(last)))
     said = [str(w.message) for w in caught if "replicas" in str(w.message)]
-    return found, said, checker.left_out
+    return found, said, tuple(checker._names)
 
 
 def healthy(rank: int, every: int) -> Any:
@@ -192,7 +192,7 @@ def sharded(rank: int) -> Any:
             shard: Any = model.get_parameter("second.weight")
             flip_bit(shard.to_local(), 0, 20)
         found.append((told(over_replicas.boundary(step)), told(over_all.boundary(step))))
-    return found, over_replicas.left_out, over_all.left_out
+    return found, tuple(over_replicas._names), over_all._names
 
 
 def by_itself(rank: int, fault: str, steps: int = 24) -> Any:

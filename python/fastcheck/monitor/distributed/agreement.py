@@ -72,10 +72,6 @@ class ProxyThread:
         """Waits for the end of the thread."""
         self._thread.join(timeout_seconds)
 
-    @property
-    def is_running(self) -> bool:
-        return self._thread.is_alive()
-
 
 _live: weakref.WeakSet[ProxyThread] = weakref.WeakSet()
 

@@ -130,8 +130,8 @@ class ReplicaCheck:
 
     Every rank of ``group`` (None: the default group) has to make a check with the same arguments,
     and to call boundary() at each of its step boundaries. A DTensor is compared when every rank of
-    the group holds the same part of it; ``left_out`` names the others, and what has no bytes of its
-    own (sparse, quantized). No method raises; the model is held weakly.
+    the group holds the same part of it; what has no bytes of its own (sparse, quantized) is not. No
+    method raises; the model is held weakly.
 
     ``replicas``: what a check is about that nobody has asked for. ``batches``: those of ranks that
     should have batches of their own.
@@ -154,7 +154,6 @@ class ReplicaCheck:
         self.is_off = False
         self.replicas = replicas
         self._batches = batches
-        self.left_out: tuple[str, ...] = ()
         self._model = weakref.ref(model)
         self._names: list[str] = []
         self._channel: Optional[Channel] = None
@@ -252,15 +251,14 @@ class ReplicaCheck:
     # Tensors
 
     def _choose(self, model: torch.nn.Module) -> list[str]:
-        names: list[str] = []
-        left_out: list[str] = []
-        for name, parameter in model.named_parameters():
-            if self.replicas is not None and name not in self.replicas.names:
-                continue
-            readable = without_bytes(local(parameter)) is None and has_memory(local(parameter))
-            (names if readable and self._is_replicated(parameter) else left_out).append(name)
-        self.left_out = tuple(left_out)
-        return names
+        return [
+            name
+            for name, parameter in model.named_parameters()
+            if (self.replicas is None or name in self.replicas.names)
+            and without_bytes(local(parameter)) is None
+            and has_memory(local(parameter))
+            and self._is_replicated(parameter)
+        ]
 
     def _is_replicated(self, parameter: Any) -> bool:
         """True if the ranks of the group hold the same part of the parameter."""

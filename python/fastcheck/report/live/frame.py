@@ -110,11 +110,10 @@ class View:
 
 @dataclass(frozen=True)
 class Picture:
-    """``lines``, and how many sites of how many are among them."""
+    """``lines``, and how many sites are among them."""
 
     lines: list[Line]
     shown: int
-    sites: int
 
     def text(self, ascii_only: bool = False) -> str:
         """The lines without styles."""
@@ -152,15 +151,13 @@ def picture(
         lines.append(_keys(view))
     if height is not None and len(lines) > height:
         lines = [*lines[: height - 1], lines[-1]]
-    return Picture([_clipped(line, width, _CUT[ascii_only]) for line in lines], len(chosen), total)
+    return Picture([_clipped(line, width, _CUT[ascii_only]) for line in lines], len(chosen))
 
 
 def waiting_picture(path: str, width: int) -> Picture:
     """The picture as long as there is no log."""
     line: Line = [("waiting for a run to begin: there is no log yet at", "dim")]
-    return Picture(
-        [_clipped(line, width, "…"), [(fit_cells(printable(path), width, True), "")]], 0, 0
-    )
+    return Picture([_clipped(line, width, "…"), [(fit_cells(printable(path), width, True), "")]], 0)
 
 
 def _title(state: LiveState, path: str, width: int, wall: float, mark: str) -> Line:

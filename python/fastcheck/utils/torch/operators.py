@@ -58,7 +58,6 @@ class OpInfo:
         plain = f"{space}.{base}"
         #: ``aten.add.Tensor``: namespace, name and overload, as messages and logs have it.
         self.name = f"{plain}.{schema.overload_name}" if schema.overload_name else plain
-        self.namespace = space
         self.arguments = [argument.name for argument in schema.arguments]
         self.position = {name: place for place, name in enumerate(self.arguments)}
         written = [
