@@ -12,21 +12,13 @@ import numpy as np
 from fastcheck.errors import ConfigError, as_list, printable
 
 from .exponents import EXPONENT_WORDS, Exponents, Share
+from .format import DTYPES
 from .number_formats import NUMBER_FORMATS, number_format
 from .site import Site
 
 #: Tried in this order; what is not narrower than the tensor's own dtype is left out.
 CANDIDATES = ("float8_e4m3fn", "float8_e5m2", "mxfp8_e4m3", "float16", "bfloat16")
-_BITS = {
-    "float64": 64,
-    "complex128": 64,
-    "float32": 32,
-    "complex64": 32,
-    "float16": 16,
-    "bfloat16": 16,
-    "float8_e4m3fn": 8,
-    "float8_e5m2": 8,
-}
+_BITS = {dtype.name: 8 * dtype.component_bytes for dtype in DTYPES if dtype.kind == "f8"}
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,12 @@ from fastcheck.report.advice.choose import advise, named_weights
 from fastcheck.utils.names.style import tensor_place
 from fastcheck.utils.text.layout import (
     GUTTER,
+    for_stderr,
     is_logarithmic,
     line_width,
     section,
     sparkline,
-    stderr_is_ascii,
     table,
-    to_ascii,
     wrap,
 )
 from fastcheck.utils.text.numbers import (
@@ -208,13 +207,8 @@ VERDICT_TEXTS = {
 def render(report: StopReport, width: int | None = None, ascii_only: bool | None = None) -> str:
     """The stop report as plain text of at most ``width`` columns (a longer path or code line stays
     whole), in about 25 lines: more only where a reason or a path is long. ``width``: None: 88, or
-    what the environment's COLUMNS asks for.
-
-    ``ascii_only``: None: True where standard error, which a traceback is printed to, prints ASCII
-    only.
+    what the environment's COLUMNS asks for. ``ascii_only``: of for_stderr().
     """
-    if ascii_only is None:
-        ascii_only = stderr_is_ascii()
     width = line_width(WIDTH) if width is None else width
     if report.is_lost:
         lost = (
@@ -225,8 +219,7 @@ def render(report: StopReport, width: int | None = None, ascii_only: bool | None
     head = wrap(headline(report), width)
     sections = _short_sections(report, width - GUTTER, _MOST_LINES - len(head) - 1)
     blocks = ["\n".join(section(label, lines)) for label, lines in sections]
-    text = "\n".join([*head, "", *blocks])
-    return to_ascii(text) if ascii_only else text
+    return for_stderr("\n".join([*head, "", *blocks]), ascii_only)
 
 
 def headline(report: StopReport) -> str:
@@ -354,16 +347,13 @@ def parts(report: StopReport, width: int, whole: bool = False) -> list[tuple[str
 
 def brief(report: StopReport, ascii_only: bool | None = None) -> str:
     """The report in a few lines, for a warning: headline, reason, and the first thing to try."""
-    if ascii_only is None:
-        ascii_only = stderr_is_ascii()
     width = line_width(WIDTH)
     reading = statistics_of(report.culprit.record)
     lines = wrap(_headline(report, reading), width, "", "  ")
     lines += wrap(_verdict_text(report.culprit, report.world_size), width, "  ")
     for item in advise(report)[:1]:
         lines += wrap("try: " + item.text, width, "  ")
-    text = printable("\n".join(lines), keep="\n")
-    return to_ascii(text) if ascii_only else text
+    return for_stderr(printable("\n".join(lines), keep="\n"), ascii_only)
 
 
 def _headline(report: StopReport, reading: RecordStatistics) -> str:

@@ -16,7 +16,7 @@ from fastcheck.record.site import module_name
 from fastcheck.record.statistics import statistics_of
 from fastcheck.utils.names.msprobe import name_of
 from fastcheck.utils.names.style import row_name
-from fastcheck.utils.text.layout import section, stderr_is_ascii, table, to_ascii, wrap
+from fastcheck.utils.text.layout import for_stderr, section, table, wrap
 from fastcheck.utils.text.numbers import and_more, counted, format_fields, format_number
 
 if TYPE_CHECKING:
@@ -28,8 +28,7 @@ _LAST_STEP_ROWS = 20
 def summary(blocks: Iterable[tuple[str, Sequence[str]]], ascii_only: bool | None = None) -> str:
     """Plain text for a person: labelled lines, without the labels that have none."""
     text = "\n\n".join("\n".join(section(label, lines)) for label, lines in blocks if lines)
-    text = printable(text, keep="\n")
-    return to_ascii(text) if (stderr_is_ascii() if ascii_only is None else ascii_only) else text
+    return for_stderr(printable(text, keep="\n"), ascii_only)
 
 
 def found_lines(

@@ -271,6 +271,9 @@ def is_logarithmic(values: Sequence[float]) -> bool:
     return bool(positive) and max(positive) > 10 * min(positive)
 
 
-def stderr_is_ascii() -> bool:
-    """A traceback, and so str() of an exception, is printed to standard error."""
-    return wants_ascii(sys.stderr)
+def for_stderr(text: str, ascii_only: bool | None = None) -> str:
+    """``text`` as a traceback, and so str() of an exception, is printed to standard error.
+    ``ascii_only``: None: where that prints ASCII only.
+    """
+    is_ascii = wants_ascii(sys.stderr) if ascii_only is None else ascii_only
+    return to_ascii(text) if is_ascii else text
