@@ -21,17 +21,7 @@ from fastcheck.comparison.sources.checkpoint import CheckpointSource
 from fastcheck.errors import choice, printable
 from fastcheck.utils.torch.rank import group_size, own_rank
 
-from .reading import (
-    CASTS,
-    DIGITS,
-    OF_PART,
-    checksum_text,
-    checksum_texts,
-    own_parts,
-    place_of,
-    slices_of,
-    split_readable,
-)
+from . import reading
 from .receipts import Receipt, read_document, read_receipt
 
 Given = Union[Receipt, Mapping[str, Any], str, os.PathLike[str]]
@@ -91,8 +81,8 @@ def arrival(
         source = CheckpointSource(os.fspath(other), trust)
         state = {name: load() for name, load in source.tensors.items()}
     else:
-        state = own_parts(other)
-    readable, unread = split_readable(state)
+        state = reading.own_parts(other)
+    readable, unread = reading.split_readable(state)
     if not isinstance(map, (Mapping, type(None))):
         choice("map", map, BUILT_IN, "a mapping")
     renaming = Renaming.of(map)
@@ -140,7 +130,7 @@ def _read_at_once(
         if len(names) == len(sources) == 1 and names[0] in readable
         if list(readable[names[0]].shape) == wanted[sources[0]]["shape"]
     ]
-    return dict(zip([place_of(tensor) for tensor in whole], checksum_texts(whole)))
+    return dict(zip([reading.place_of(tensor) for tensor in whole], reading.checksum_texts(whole)))
 
 
 def _result(checks: Sequence[_Checks], unexpected: Counter[str], notes: tuple[str, ...]) -> Arrival:
@@ -334,7 +324,7 @@ class _Checks:
         is_as_large = tensor.numel() == math.prod(entry["shape"])
         dense = tensor.reshape(entry["shape"]) if is_as_large else tensor
         dtype, sealed = dtype_name(tensor.dtype), entry["parts"]
-        parts = self._known.get(place_of(dense)) or checksum_text(dense)
+        parts = self._known.get(reading.place_of(dense)) or reading.checksum_text(dense)
         is_cast = dtype != entry["dtype"]
         cast = f"cast from {entry['dtype']} to {dtype}" if is_cast else ""
         if parts == sealed.get(dtype) or (
@@ -354,10 +344,11 @@ class _Checks:
             return f"{and_}old: as in the receipt before"
         for first, other in itertools.combinations(range(tensor.dim()), 2):
             turned = tensor.transpose(first, other)
-            if list(turned.shape) == entry["shape"] and checksum_text(turned) == sealed.get(dtype):
+            has_shape = list(turned.shape) == entry["shape"]
+            if has_shape and reading.checksum_text(turned) == sealed.get(dtype):
                 which = "" if tensor.dim() == 2 else f": dimensions {first} and {other}"
                 return f"{and_}transposed{which}"
-        for format_ in CASTS if not is_cast and tensor.is_floating_point() else ():
+        for format_ in reading.CASTS if not is_cast and tensor.is_floating_point() else ():
             if _holds(tensor, format_, entry):
                 return f"rounded to {dtype_name(format_)}"
         if shape != entry["shape"]:
@@ -375,20 +366,20 @@ def _holds(tensor: torch.Tensor, dtype: object, entry: Mapping[str, Any]) -> boo
         return False
     narrow = tensor.to(dtype)
     is_exact = torch.equal(narrow.to(tensor.dtype), tensor)
-    return is_exact and checksum_text(narrow) == entry["parts"].get(dtype_name(dtype))
+    return is_exact and reading.checksum_text(narrow) == entry["parts"].get(dtype_name(dtype))
 
 
 def _half(tensor: torch.Tensor, parts: str, entry: Mapping[str, Any]) -> str:
     """The text on the other parts, where some are as they should be."""
     dtype = dtype_name(tensor.dtype)
     own, sealed, before = (
-        re.findall("." * OF_PART, given[DIGITS:])
+        re.findall("." * reading.OF_PART, given[reading.DIGITS :])
         for given in (parts, entry["parts"].get(dtype, ""), entry.get("before", {}).get(dtype, ""))
     )
     right = [checksum == other for checksum, other in zip(own, sealed)]
     if not any(right):
         return ""
-    slices = slices_of(tensor)
+    slices = reading.slices_of(tensor)
     ends = list(itertools.accumulate(map(len, slices), initial=0))
     rows = [f"rows {end:,} to {last - 1:,}" for end, last in zip(ends, ends[1:])]
     texts, is_half = [], False

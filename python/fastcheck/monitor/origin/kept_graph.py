@@ -200,36 +200,33 @@ def _source(steep: SavedByNode, known: Sequence[SavedByNode]) -> Optional[MadeBy
         bad = made_bad(saved.name, saved.values) if saved.order < steep.order else None
         if bad is None or not bad.any() or (bad.shape, int(bad.sum())) not in counts:
             continue
-        return _made_in_forward(saved, steep, bad)
+        return _made_by(
+            saved,
+            "in the forward pass its operator made of finite numbers what is not finite, in "
+            f"{int(bad.sum()):,} of {bad.numel():,} elements, as many as {steep.name} has read, "
+            "the first node of backward whose derivative is not finite.",
+            _tensors(saved),
+        )
     for saved in sorted(known, key=lambda node: node.order):
         result = saved.values.get("result")
         if saved.order < steep.order and torch.is_tensor(result):
             nans = (result.shape, int(result.isnan().sum()))
-            if nans[1] and nans in counts:
-                return _known_in_forward(saved, steep, result)
+            if nans[1] and nans in counts:  # A node of a root keeps its result alone.
+                how = f"the first operator of forward {KNOWN_ALONE}, in as many elements as "
+                how += f"{steep.name} has read, the first node of backward whose derivative is not "
+                return _made_by(saved, f"{how}finite.", [], result=record_of(result))
     return None
 
 
-def _made_in_forward(saved: SavedByNode, steep: SavedByNode, bad: torch.Tensor) -> MadeBy:
+def _made_by(
+    saved: SavedByNode, how: str, read: list[tuple[str, torch.Tensor]], **fields: Any
+) -> MadeBy:
     return MadeBy(
         saved.name,
-        f"{saved.name}, in the graph of the loss: in the forward pass its operator made of finite "
-        f"numbers what is not finite, in {int(bad.sum()):,} of {bad.numel():,} elements, as many "
-        f"as {steep.name} has read, the first node of backward whose derivative is not finite.",
-        inputs=tuple((n, r) for n, v in _tensors(saved) if (r := record_of(v)) is not None),
+        f"{saved.name}, in the graph of the loss: {how}",
+        inputs=tuple((name, r) for name, v in read if (r := record_of(v)) is not None),
         variable=later_variable(saved.is_node, lambda tensor: _leads_to(tensor.grad_fn, saved)),
-    )
-
-
-def _known_in_forward(saved: SavedByNode, steep: SavedByNode, result: torch.Tensor) -> MadeBy:
-    # A node of a root keeps its result alone.
-    return MadeBy(
-        saved.name,
-        f"{saved.name}, in the graph of the loss: the first operator of forward {KNOWN_ALONE}, in "
-        f"as many elements as {steep.name} has read, the first node of backward whose derivative "
-        "is not finite.",
-        result=record_of(result),
-        variable=later_variable(saved.is_node, lambda tensor: _leads_to(tensor.grad_fn, saved)),
+        **fields,
     )
 
 
@@ -249,13 +246,12 @@ def _operands(saved: SavedByNode) -> list[tuple[str, torch.Tensor]]:
 def _steep(saved: SavedByNode, bad: int, numel: int) -> MadeBy:
     where = f"{bad:,} of {numel:,} elements" if numel > 1 else "the only element"
     which = " (where its vectors are used)" if saved.name in DECOMPOSITIONS else ""
-    return MadeBy(
-        saved.name,
-        f"{saved.name}, in the graph of the loss: the derivative of its operator{which} is not "
-        f"finite at the values that it read or returned, in {where}. It is the first such operator "
-        "in backward among those whose values are still in memory.",
-        inputs=tuple((n, r) for n, v in _operands(saved) if (r := record_of(v)) is not None),
-        variable=later_variable(saved.is_node, lambda tensor: _leads_to(tensor.grad_fn, saved)),
+    return _made_by(
+        saved,
+        f"the derivative of its operator{which} is not finite at the values that it read or "
+        f"returned, in {where}. It is the first such operator in backward among those whose values "
+        "are still in memory.",
+        _operands(saved),
         is_backward=True,
     )
 

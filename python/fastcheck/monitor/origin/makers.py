@@ -26,20 +26,12 @@ from fastcheck.utils.torch.transforms import is_transformed
 from fastcheck.verdict.findings import Finding
 from fastcheck.verdict.step import Step
 
-from . import call_again
+from . import call_again, written_lines
 from .kept_graph import search_derivatives, search_operators
 from .loss_graph import search_graph
 from .second_run import Search
 from .update_state import search_state
 from .variables import search_argument, search_variables
-from .written_lines import (
-    lines_of_backward,
-    lines_of_gradients,
-    lines_of_hooks,
-    lines_of_update,
-    lines_of_weights,
-    with_lines,
-)
 
 _FORWARD = frozenset(("input", "output", "loss"))
 _GRADIENTS = frozenset(("grad_input", "grad_output", "param_grad"))
@@ -62,7 +54,7 @@ class Makers:
         """Returns the operator, or None where no graph and no call is left to look in."""
         with waits_untold():
             made = self._found(culprit, step)
-        return None if made is None else with_lines(made)
+        return None if made is None else written_lines.with_lines(made)
 
     def _found(self, culprit: Finding, step: Step) -> Optional[MadeBy]:
         session = self._session()
@@ -81,7 +73,7 @@ class Makers:
                 return _of_argument(culprit, site, session, is_now)
             return self._of_forward(culprit, step, session)
         if culprit.reason.startswith(CHANGED_BY_LOOP):
-            lines = lines_of_gradients() if is_now else ()
+            lines = written_lines.lines_of_gradients() if is_now else ()
             how = "The program's code writes to gradients."
             return MadeBy("", how, written=lines) if lines else None
         return self._of_gradient(culprit, step, session)
@@ -123,10 +115,10 @@ class Makers:
             return None
         held = self._meta.held_by_optimizer(key)
         if held is None:
-            lines = lines_of_weights(key.rpartition(".")[2])
+            lines = written_lines.lines_of_weights(key.rpartition(".")[2])
             how = "The program's code writes to tensors in place."
             return MadeBy("", how, written=lines) if lines else None
-        written = lines_of_update(held[0])
+        written = written_lines.lines_of_update(held[0])
         made = search_state(*held, key)
         if made is None and written:
             made = MadeBy("", f"{type(held[0]).__name__} is an optimizer of the program's own.")
@@ -156,7 +148,7 @@ class Makers:
     def _of_hook(self, key: str) -> Optional[MadeBy]:
         """The hook of the program on this parameter, which returns its gradient."""
         held = self._meta.held_by_optimizer(key)
-        lines = () if held is None else lines_of_hooks(held[1])
+        lines = () if held is None else written_lines.lines_of_hooks(held[1])
         how = f"{key} has a hook of the program (register_hook), which may return its gradient."
         return MadeBy("", how, written=lines) if lines else None
 
@@ -201,7 +193,7 @@ def _of_function(graphs: Sequence[Sequence[SavedByNode]]) -> Optional[MadeBy]:
     """The autograd.Function of the program near the loss, whose backward may have made it."""
     nodes = (node for graph in graphs for node in graph)
     for function in dict.fromkeys(node.values.get(FUNCTION) for node in nodes):
-        if function is not None and (lines := lines_of_backward(function)):
+        if function is not None and (lines := written_lines.lines_of_backward(function)):
             how = f"{function.__name__}, in the graph of the loss, has a backward of its own."
             return MadeBy("", how, written=lines)
     return None
