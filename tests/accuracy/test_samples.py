@@ -21,7 +21,7 @@ SAMPLES = {
     "library_faults": ["--only", "transformers: gpt2"],
     "libraries": ["--only", "transformers: gpt2", "--steps", "2"],
     "options": ["--runs", "10"],
-    "own_errors": ["--every", "300"],
+    "own_errors": ["--every", "600"],
     "prove_faults": [],
     "prove_healthy": ["--kinds", "causal", "--only", "gpt2", "--out", "prove.json"],
     "receipts": [],

@@ -46,7 +46,7 @@ def test_a_stop_whose_report_was_lost_with_its_rank(is_last: bool) -> None:
     assert stop.value.report.is_lost
     text = " ".join(str(stop.value).split())
     assert "rank 3" in text
-    assert "lost" in text
+    assert "did not reach this rank" in text
     assert "step 7" in text
 
 

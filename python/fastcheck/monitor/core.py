@@ -233,7 +233,10 @@ def build(
     tree = ModuleTree(models.models, models.named, nodes, models.is_selected)
     limits = watched is not None and watched.skip_above is not None
     norm_limit = watching.norm_limit if watching is not None and limits else None
-    watcher = StepWatcher(session, state, run_meta, stops, boundary, tree, facts, norm_limit)
+    are_all_here = None if agreement is None else agreement.are_all_here
+    watcher = StepWatcher(
+        session, state, run_meta, stops, boundary, tree, facts, norm_limit, are_all_here
+    )
     graphs = GraphFollower(watcher, nodes)
     # Objects that live as long as the hooks on the model do.
     keeps: list[object] = [graphs]

@@ -212,8 +212,8 @@ def render(report: StopReport, width: int | None = None, ascii_only: bool | None
     width = line_width(WIDTH) if width is None else width
     if report.is_lost:
         lost = (
-            f"rank {report.rank} stopped at step {report.step}; its report was lost when the "
-            f"process exited. See the log and the output of rank {report.rank}"
+            f"rank {report.rank} stopped at step {report.step}; its report did not reach this "
+            f"rank. See the log and the output of rank {report.rank}"
         )
         return "\n".join(wrap(lost, width))
     head = wrap(headline(report), width)

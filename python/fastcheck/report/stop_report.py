@@ -122,7 +122,7 @@ class StopReport:
     for what reason; None when unknown. ``updated_since``: the steps from the culprit's on, or of a
     parameter from that on in which it was last read finite, whose update is known to have been
     applied; ``broken_weights``: the parameters that hold NaN or Inf now, None when they were not
-    read. ``is_lost``: another rank found the culprit, and exited before it sent its report.
+    read. ``is_lost``: another rank found the culprit, and its report did not reach this rank.
     ``replay``: the result of running the step again at op level, if it was. ``dump``: the dump of
     the culprit, if any. ``style``: how tensors are named, ``"fastcheck"`` or ``"msprobe"``.
     ``learning_rates``: those of the optimizers' groups, by the optimizer's class, where they are

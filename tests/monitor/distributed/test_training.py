@@ -112,6 +112,34 @@ def test_at_op_level_a_collective_is_where_it_came_from() -> None:
     assert sent[0][0] in ("aten.div.Tensor", "aten.mul.Tensor") and sent[0][1] == "ORIGIN"
 
 
+@pytest.mark.parametrize("why", ["not installed", "at an update", "at an evaluation"])
+def test_no_rank_waits_for_one_that_does_not_decide_on_an_update_of_shards(why: str) -> None:
+    results = values(run_ranks(training_work.shards_that_one_rank_leaves, why, world_size=2))
+    for rank, ((plain, with_fastcheck), warned) in enumerate(results):
+        assert with_fastcheck == plain and len(plain) == 6
+        expected = ["no longer observes optimizer steps"] if rank == 1 else []
+        if why == "not installed":
+            expected = ["did not call fastcheck.install()", "can't agree"] if rank == 0 else []
+        assert len(warned) == len(expected)
+        assert all(text in warning for text, warning in zip(expected, warned))
+
+
+@pytest.mark.parametrize(
+    ("part", "told", "elsewhere"),
+    [
+        ("build_report", "no longer observes", "rank 1 prints the report"),
+        ("save_held", "module.1 (Apply)", "rank 1 prints the report"),
+        ("packed", "module.1 (Apply)", "rank 1 stopped at step 2; its report did not reach"),
+        ("_priority", "module.1 (Apply)", "rank 1 stopped at step 2; its report did not reach"),
+    ],
+)
+def test_all_ranks_stop_in_spite_of_an_error_of_one(part: str, told: str, elsewhere: str) -> None:
+    of_ranks = run_ranks(training_work.stops_in_spite_of_an_error, part, world_size=2)
+    other, failed = values(of_ranks)
+    assert "at step 2 on rank 1" in failed and told in failed
+    assert elsewhere in other
+
+
 @pytest.mark.parametrize("keeps_parameters", [False, True])
 def test_fsdp1_clips_by_a_method_of_its_own(keeps_parameters: bool) -> None:
     results = values(run_ranks(training_work.fsdp1_clips, 1, keeps_parameters, world_size=2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
 import warnings
@@ -17,6 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 import fastcheck
 from fastcheck.callbacks.seals import CheckpointSeals
 from fastcheck.cli.main import main
+from fastcheck.monitor.distributed import agreement, join
+from fastcheck.monitor.hooks.state_reader import StateReader
+from fastcheck.monitor.session import stop_handler
 from fastcheck.report.render import render
 from fastcheck.utils.torch.sharding import local
 from support.programs.training import Apply, Net, poison, where
@@ -170,6 +174,73 @@ def a_shard_goes_bad(rank: int, odd: int) -> Any:
     except fastcheck.OverflowDetected as stop:
         return step, stop.step, stop.report.rank, stop.culprit.site.label, after
     return None
+
+
+def shards_that_one_rank_leaves(rank: int, why: str) -> Any:
+    """Rank 1 takes no part in what the ranks decide on an update of shards: nothing is observed
+    there, or no longer. The losses without fastcheck and with it, and what warned.
+    """
+    join._MEETING_SECONDS = 0.1
+    is_here = why != "not installed"
+    if not is_here:
+        agreement.RankAgreement.__init__.__kwdefaults__["timeout_seconds"] = 0.1  # type: ignore[index]  # it has defaults
+    step = functools.partial(_step_of_shards, has_closure=why == "at an evaluation")
+    losses: list[list[float]] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for is_watched in (False, is_here or rank == 0):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+            fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+            monitor = fastcheck.install(model) if is_watched else None
+            losses.append([step(model, optimizer) for _ in range(3)])
+            if monitor is not None and is_here and rank == 1:
+                StateReader.read_for_update = None  # type: ignore[assignment,method-assign]  # an error of its own
+                StateReader.read_gradients = None  # type: ignore[assignment,method-assign]  # another
+            losses[-1] += [step(model, optimizer) for _ in range(3)]
+            if monitor is not None:
+                monitor.remove()
+            dist.barrier()
+    return losses, [str(warning.message) for warning in caught if "fastcheck" in str(warning)]
+
+
+def stops_in_spite_of_an_error(rank: int, part: str) -> Any:
+    """The text of the stop on each rank, where a part of the stop of rank 1 fails there."""
+    torch.manual_seed(0)
+    fault = Apply()
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 4), fault))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    fastcheck.install(model)
+    if rank == 1:
+        setattr(stop_handler, part, None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            for step in range(6):
+                fault.function = poison if (rank, step) == (1, 2) else Apply().function
+                optimizer.zero_grad()
+                model(torch.ones(2, 8)).square().mean().backward()
+                optimizer.step()
+        except fastcheck.OverflowDetected as stop:
+            return " ".join(str(stop).split())
+    return None
+
+
+def _step_of_shards(model: nn.Module, optimizer: torch.optim.Optimizer, has_closure: bool) -> float:
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 8)).square().mean()
+        loss.backward()
+        return loss.item()
+
+    if has_closure:
+        loss = optimizer.step(closure)
+        assert loss is not None
+        return loss
+    loss = closure()
+    optimizer.step()
+    return loss
 
 
 def fsdp1_clips(rank: int, odd: int, keeps_parameters: bool) -> Any:

@@ -166,13 +166,15 @@ class Reductions:
 
 class Presence:
     """The times when a rank was at a boundary last, and when others waited for it; ``is_away``: it
-    is in a section in which the proxy thread joins for it at once.
+    is in a section in which the proxy thread joins for it at once; ``are_all_here``: whether every
+    rank has an agreement, once a rank has asked.
     """
 
     def __init__(self) -> None:
         self.seen_at = time.monotonic()
         self.needed_at = 0.0
         self.is_away = False
+        self.are_all_here: Optional[bool] = None
 
     @property
     def idle_in(self) -> float:
@@ -232,6 +234,17 @@ class RankAgreement:
     @property
     def is_closed(self) -> bool:
         return self._is_closed
+
+    def are_all_here(self) -> bool:
+        """True if every rank had made an agreement when the first of them called this: the same on
+        every rank. Does not wait.
+        """
+        presence = self._presence
+        if presence.are_all_here is None:
+            presence.are_all_here = True
+            with self._lock, contextlib.suppress(Exception):
+                presence.are_all_here = self._channel is not None and self._channel.are_all_here()
+        return presence.are_all_here
 
     def propose(self, step: int, message: bytes = b"", priority: int = 0) -> None:
         """Proposes that all ranks stop, because of an event of ``step``.

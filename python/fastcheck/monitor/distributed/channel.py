@@ -132,6 +132,13 @@ class Channel:
             return []
         return [rank for rank, key in zip(self.ranks, self._keys) if not self._store.check([key])]
 
+    def are_all_here(self) -> bool:
+        """True if every rank had opened its end when the first of them asked: the same on every
+        rank.
+        """
+        answer = "no" if self.missing() else "yes"
+        return bool(self._store.compare_set("all here", "", answer) == b"yes")
+
     def wait_for_all(self, timeout_seconds: float) -> list[int]:
         """Returns when every rank has opened its end, or those that have not by then."""
         deadline = time.monotonic() + timeout_seconds

@@ -63,6 +63,10 @@ class Evaluations:
             if not is_scaled:
                 session.due(Moment.UPDATE_DUE)
             session.settle_update()
-        self._counts[optimizer] = self.count(optimizer) + 1
         session.level.update_began()
+        return self.count_up(optimizer)
+
+    def count_up(self, optimizer: Optimizer) -> int:
+        """Counts an evaluation. Returns their number."""
+        self._counts[optimizer] = self.count(optimizer) + 1
         return self._counts[optimizer]

@@ -94,7 +94,8 @@ class HostGuard:
 class WeightProtection:
     """Protects the weights from a bad update. Every method expects the session's lock to be held.
     ``norm_limit``: the largest norm of all gradients, without a loss scale, that an update may
-    have; None, or what it returns: any.
+    have; None, or what it returns: any. ``are_all_here``: whether the other ranks protect theirs;
+    None: they do.
     """
 
     def __init__(
@@ -102,10 +103,12 @@ class WeightProtection:
         session: Session,
         numbers: StepNumbers,
         norm_limit: Optional[Callable[[], Optional[float]]] = None,
+        are_all_here: Optional[Callable[[], bool]] = None,
     ) -> None:
         self._session = session
         self._numbers = numbers
         self._norm_limit = norm_limit
+        self._are_all_here = are_all_here
         is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         combine = self._combine if is_distributed else None
         self._guard = UpdateGuard(self._is_bad, combine)
@@ -117,7 +120,9 @@ class WeightProtection:
         self._clipped_in = -1
         self._is_loop_known = False
         self._cannot_protect = False
+        # The ranks have decided on the update that begins, and on the last of each optimizer.
         self._has_combined = False
+        self._combined: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
         # An update was protected.
         self._is_used = False
 
@@ -131,7 +136,7 @@ class WeightProtection:
         if not self._protects(evaluation):
             return
         if self._cannot_protect:
-            join_reduction(optimizer)
+            self.join(optimizer, evaluation)
             return
         self._has_combined = False
         # The scale of a GradScaler that leaves it to the fused kernel to divide by it.
@@ -146,10 +151,10 @@ class WeightProtection:
             # The ranks that hold the other shards wait for this rank, now and in later updates.
             self._cannot_protect = True
             self.release()
-            if not self._has_combined:
-                join_reduction(optimizer)
+            self.join(optimizer, evaluation)
             session.report_internal_error("the protection of the weights", error)
             return
+        self._combined[optimizer] = self._has_combined
         if word is not None:
             self._is_used = True
             session.step.update.guarded_count += evaluation <= 1
@@ -203,6 +208,7 @@ class WeightProtection:
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer has stepped, or its closure is called again."""
+        self._has_combined = False
         if self._is_used:
             self._guard.after_update(optimizer)
             self._host_guard.after_update(optimizer)
@@ -210,6 +216,15 @@ class WeightProtection:
             # The next update of the step, or evaluation of the closure, has gradients of its own.
             used = {id(grad) for many in gradients_by_device(optimizer).values() for grad in many}
             self._clipped = [(ids - used, norm) for ids, norm in self._clipped]
+
+    def join(self, optimizer: torch.optim.Optimizer, evaluation: int = 0) -> None:
+        """Joins what other ranks reduce before this update, if this rank has not: they wait for
+        it.
+        """
+        is_due = self._protects(evaluation) and self._combined.get(optimizer, True)
+        if is_due and not self._has_combined and self._is_shared(optimizer):
+            join_reduction(optimizer)
+        self._has_combined = False
 
     def release(self) -> None:
         """Takes back what a step that raised has left on its optimizer."""
@@ -258,8 +273,11 @@ class WeightProtection:
 
     def _combine(self, word: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
         self._has_combined = True
-        if is_sharded(optimizer):
+        if self._is_shared(optimizer):
             reduce_found_inf(word, optimizer)
+
+    def _is_shared(self, optimizer: torch.optim.Optimizer) -> bool:
+        return is_sharded(optimizer) and (self._are_all_here is None or self._are_all_here())
 
 
 def _norm(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

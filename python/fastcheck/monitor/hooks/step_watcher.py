@@ -9,6 +9,7 @@ is the last optimizer (``step_ends.py``). Once monitor.step() was called, only i
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable, Optional
@@ -63,6 +64,7 @@ class StepWatcher:
         tree: ModuleTree,
         facts: Facts,
         norm_limit: Optional[Callable[[], Optional[float]]] = None,
+        are_all_here: Optional[Callable[[], bool]] = None,
     ) -> None:
         self.session = session
         self._facts = facts
@@ -77,7 +79,7 @@ class StepWatcher:
         #: The ends of steps.
         self.ends = StepEnds(session, state.parameters, self._given)
         self._losses = LossReader(session, state)
-        self.protection = WeightProtection(session, state.numbers, norm_limit)
+        self.protection = WeightProtection(session, state.numbers, norm_limit, are_all_here)
         # The optimizer whose closure makes the gradients, within its step.
         self._evaluating: Optional[torch.optim.Optimizer] = None
         self._scaling = Scaling(training.scaler)
@@ -649,6 +651,8 @@ class StepWatcher:
                     "this process was forked from the process that called fastcheck.install(), and "
                     "trains: nothing is observed here. Call install() in it"
                 )
+            elif not session.removed:
+                self._join_ranks(method, *args)
             return
         is_ours = False
         try:
@@ -658,6 +662,7 @@ class StepWatcher:
         except Exception as error:
             self._apart.are_off = True
             self.release()
+            self._join_ranks(method, *args)
             session.report_internal_error(what, error)
         meets, self.ends.meets = self.ends.meets, False
         store = session.event_store
@@ -667,3 +672,16 @@ class StepWatcher:
             self._boundary()
         elif is_ours and store.due:
             self._stops()
+
+    def _join_ranks(self, method: Callable[..., bool], *args: Any) -> None:
+        """Joins what the other ranks reduce before an update, where this watcher is off."""
+        is_evaluated = method is StepWatcher.evaluation_ended
+        if not is_evaluated and method is not StepWatcher.before_update:
+            return
+        with contextlib.suppress(Exception):
+            optimizer, *has_closure = args
+            if has_closure == [True]:
+                self._evaluations.step_began(optimizer)
+            elif self._concerns(optimizer):
+                number = self._evaluations.count_up(optimizer) if is_evaluated else 0
+                self.protection.join(optimizer, number)

@@ -468,9 +468,14 @@ class StopHandler:
             return
         held, self._held = self._held, None
         report = self._proposed = self._report(held)
-        with self._session.event_store.lock:
-            priority = _priority(_culprit(held), held[2])
-        self.agreement.propose(report.step, packed(report), priority)
+        message, priority = b"", _FOLLOWED << _GRADE_SHIFT
+        try:
+            with self._session.event_store.lock:
+                priority = _priority(_culprit(held), held[2])
+            message = packed(report)
+        except Exception as error:
+            self._session.report_internal_error("what the other ranks are told", error)
+        self.agreement.propose(report.step, message, priority)
 
     def _stop_if_agreed(self, agreed: Optional[Agreed]) -> None:
         if agreed is None:
@@ -486,7 +491,7 @@ class StopHandler:
                 self._session.report_internal_error("what another rank reports", error)
                 if own is None and not agreed.together:
                     return  # whoever reaches the store can write to it
-                report = own
+                report = None if own is None else self._with_fault(own)
         self._stop(report or _lost_report(agreed))
 
     # One rank
@@ -502,7 +507,10 @@ class StopHandler:
             if self.agreement is not None:
                 # All into one directory, whose name came with the report: what of it is on one
                 # file system `fastcheck show` reads as one.
-                self._save(self._default(report.log_path))
+                try:
+                    self._save(self._default(report.log_path))
+                except Exception as error:
+                    session.report_internal_error("the log of its stop", error)
         try:
             write_stop_page(report, event_store.ranks.own, self._watched)
         except Exception as error:  # the stop is due, with or without its page
@@ -546,8 +554,9 @@ class StopHandler:
             except Exception as error:
                 # A poor report is better than none, and far better than a run that goes on.
                 session.report_internal_error("the evidence of its events", error)
-                report = StopReport(
-                    event_store.event(finding), step=step.index, rank=event_store.ranks.own
+                event, ranks = event_store.event(finding), event_store.ranks
+                report = self._with_fault(
+                    StopReport(event, step.index, rank=ranks.own, world_size=ranks.together)
                 )
         report = replace(report, made_by=made)
         if self._write_dump is None or (decision is not Decision.STOP and self._has_dumped):
@@ -592,7 +601,7 @@ class StopHandler:
         session, event_store = self._session, self._session.event_store
         finding, decision, step = due
         session.collect()
-        world_size = 1 if self.agreement is None else self.agreement.world_size
+        world_size = event_store.ranks.together
         if decision is not Decision.STOP:
             path = self._log_directory()
             return build_report(session, self._meta, finding, step, path, world_size)
@@ -605,10 +614,16 @@ class StopHandler:
                 path = self._save(path)
         report = build_report(session, self._meta, culprit, step, path, world_size)
         report = _with_noticed(report, self._watched())
-        if session.faults.first:
-            noticed = f"that {session.faults.first}. What is said here may be incomplete"
-            report = replace(report, noticed=noticed)
+        report = self._with_fault(report)
         return self._with_page(replace(report, broken_weights=self._broken_weights(report)))
+
+    def _with_fault(self, report: StopReport) -> StopReport:
+        """The report with the first error of fastcheck's own, if there was one."""
+        first = self._session.faults.first
+        if not first and self.agreement is not None and self.agreement.is_alone:
+            first = f"rank {self.agreement.rank} can't agree with the other ranks any more"
+        noticed = f"that {first}. What is said here may be incomplete"
+        return replace(report, noticed=noticed) if first else report
 
     def _broken_weights(self, report: StopReport) -> Optional[tuple[str, ...]]:
         """The parameters that hold NaN or Inf now, where the run ends here and they may."""
@@ -691,7 +706,7 @@ def _priority(culprit: Finding, step: Step) -> int:
 
 
 def _lost_report(agreed: Agreed) -> StopReport:
-    """The report of a stop whose own was lost with the rank that had it."""
+    """The report of a stop whose own did not come from the rank that had it."""
     record = np.zeros(1, RECORD_DTYPE)[0]
     record["step"] = agreed.step
     event = Event(
@@ -699,7 +714,7 @@ def _lost_report(agreed: Agreed) -> StopReport:
         record=record,
         step=agreed.step,
         verdict=Verdict.ARRIVED,
-        reason=f"rank {agreed.rank} found it, and its report was lost with that rank",
+        reason=f"rank {agreed.rank} found it, and its report did not reach this rank",
         counted=True,
         rank=agreed.rank,
     )
