@@ -515,6 +515,13 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         advice="give nn.LSTM, nn.GRU or nn.RNN batch_first=True, or take output[-1]",
     ),
     _fact(
+        "padded", cause="layer",
+        text="the last place is taken of what pad_packed_sequence() returns{checks}: {name} had "
+        "ended before it, and have padding there",
+        advice="take h_n, the state after the last step of each sequence, or the output at its "
+        "length - 1",
+    ),
+    _fact(
         "over_samples", cause="layer",
         text="of what attention without batch_first=True returns, of shape {name}, one element of "
         "dimension 1 is taken, or their mean{checks}, and it has attended over dimension 0: where "

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from fastcheck.monitor.loop.loss_forms import LossForms
 from support.told import texts
@@ -215,6 +216,46 @@ def test_the_last_sample(take: Callable[[Tensor], Tensor], is_last: bool, is_fir
             layer.batch_first = is_first
             forms = _forms(_entropy(take(layer(x)[0])))
             assert ("last_sample" in forms) == (is_last and not is_first)
+
+
+@pytest.mark.parametrize("is_sorted", [False, True])
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize(
+    ("take", "lengths", "said"),
+    [
+        (lambda y, n: y[:, -1], (5, 4, 2), "2 of 3 sequences"),
+        (lambda y, n: y[:, -1, :], (5, 5, 2), "1 of 3 sequences"),
+        (lambda y, n: y[:, -1], (5, 5, 5), ""),
+        (lambda y, n: y[:, 0], (5, 4, 2), ""),
+        (lambda y, n: y[torch.arange(3), n - 1], (5, 4, 2), ""),
+        (lambda y, n: sum(y[:, t] * (t < n)[:, None] for t in range(5)), (5, 4, 2), ""),
+        (lambda y, n: y.sum(1) / n[:, None], (5, 4, 2), ""),
+    ],
+)
+def test_the_last_place_of_what_was_packed(
+    take: Any, lengths: tuple[int, ...], said: str, is_first: bool, is_sorted: bool
+) -> None:
+    count = torch.tensor(lengths if is_sorted else lengths[::-1])
+    for layer in (nn.LSTM(4, 6, batch_first=is_first), nn.GRU(4, 6, 2, bidirectional=True)):
+        x = torch.randn(3, 5, 4) if is_first else torch.randn(5, 3, 4)
+        layer.batch_first = is_first
+        packed = pack_padded_sequence(x, count, is_first, is_sorted)
+        y, _ = pad_packed_sequence(layer(packed)[0], is_first)
+        forms = _forms(_entropy(take(y if is_first else y.transpose(0, 1), count)))
+        assert forms.get("padded", "") == said
+
+
+def test_the_last_place_of_what_a_loop_has_filled() -> None:
+    cell, state, y = nn.GRUCell(4, 6), torch.zeros(3, 6), torch.zeros(5, 3, 6)
+    for t in range(5):
+        state = cell(torch.randn(3, 4), state)
+        y[t, : 3 - t // 2] = state[: 3 - t // 2]
+    assert "padded" not in _forms(_entropy(y[-1]))
+    rows = nn.Linear(4, 6)(torch.randn(18, 4))
+    for t in range(0, 6, 2):
+        y = torch.zeros(6, 3, 6) if t == 0 else y
+        y[t : t + 2] = rows[3 * t : 3 * t + 6].view(2, 3, 6)
+    assert "padded" not in _forms(_entropy(y[-1]))
 
 
 # Criteria

@@ -487,6 +487,31 @@ def test_a_ratio_of_a_policy_to_itself(is_detached: bool) -> None:
     assert len(said) == (not is_detached)
 
 
+@pytest.mark.parametrize("kind", ["both", "detached", "another", "maximum"])
+def test_a_ratio_of_a_policy_that_was_computed_twice(kind: str) -> None:
+    """``another``: of what a second model returns, which is the same at first; ``maximum``: numbers
+    less their largest, of rows of one.
+    """
+    others: list[nn.Module] = []
+
+    def program(model: nn.Module, optimizer: Any) -> None:
+        others.append(copy.deepcopy(model))
+        optimizer.zero_grad()
+        x = torch.randn(8, 8)
+        new, old = (model[2](model[0](x)).log_softmax(-1) for _ in range(2))
+        if kind == "another":
+            old = others[0][2](others[0][0](x)).log_softmax(-1)
+        if kind == "maximum":
+            new = new[:, :1]
+            old = new.amax(1, keepdim=True)
+        ratio = (new - (old.detach() if kind == "detached" else old)).exp()
+        ((ratio * torch.randn(8, 4)).mean() + (new.exp() * new).mean()).backward()
+        optimizer.step()
+
+    said = [text for text in texts(program, 40) if "two results with a gradient, which are" in text]
+    assert len(said) == (kind == "both")
+
+
 def _signs(size: int = 8) -> torch.Tensor:
     return torch.arange(size) % 2 * 2 - 1.0
 

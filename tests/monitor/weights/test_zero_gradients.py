@@ -91,6 +91,23 @@ def test_branches_of_a_model(is_first_zero: bool) -> None:
     assert "the gradient of output of actor.1 (Linear) was 0 throughout." in text
 
 
+@pytest.mark.parametrize("is_all", [True, False])
+@pytest.mark.parametrize(
+    "clamp", [torch.clamp, torch.clamp_min, lambda y, low: -(-y).clamp(low - 99, -low)]
+)
+def test_what_is_beyond_the_limits_of_clamp(clamp: Any, is_all: bool) -> None:
+    """Where some of it is not, the loss is multiplied by 0."""
+    model = nn.Linear(8, 1)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        y = model(x) + torch.tensor([[0.0 if is_all else 5.0], [0.0], [0.0], [0.0]])
+        return clamp(y, 4.0 if is_all else 1.0).square().mean() * float(is_all) + 1.0
+
+    text = warning_of(model, loss)
+    said = "leads through clamp, of which all that it was given is beyond the limits, whose deriva"
+    assert (said in text) is is_all and ("Possible causes" in text) is not is_all
+
+
 def test_a_difference_of_a_tensor_and_itself() -> None:
     """The ratio of a policy to itself, where the old one has to be detached."""
     model = nn.Linear(8, 4)

@@ -195,6 +195,29 @@ def last_sample(node: Any) -> str:
     return f"{list(shape)}" if is_last and is_recurrent else ""
 
 
+def padded(node: Any) -> str:
+    """Counts the sequences that have ended before the last place, where that is taken of what
+    pad_packed_sequence() returns: it has written a block for each number of sequences.
+    """
+    if kind_of(node) != "Select" or signed(node._saved_index) != -1:
+        return ""
+    made, time = node.next_functions[0][0], node._saved_dim
+    # Sequences are brought into the order of the batch.
+    while kind_of(made) == "Transpose" or match(made, ("IndexSelect", "Transpose|CopySlices")):
+        if kind_of(made) == "Transpose":
+            dims = [made._saved_dim0, made._saved_dim1]
+            time = 1 - time if sorted(signed(dim) % 3 for dim in dims) == [0, 1] else -1
+        made = made.next_functions[0][0]
+    last = match(made, ("CopySlices", "CopySlices", ("block:View", "Slice")))
+    if last is None or time != 0:
+        return ""
+    shape, block = shape_of(made), shape_of(last["block"])
+    if len(shape) != 3 or len(block) != 3:
+        return ""
+    ended = shape[1] - block[1]
+    return f"{ended} of {shape[1]} sequences" if ended > 0 else ""
+
+
 def over_samples(node: Any) -> str:
     """The shape, where one element of dimension 1 is taken, or their mean, of what attention
     without batch_first=True has made: it attends over dimension 0.

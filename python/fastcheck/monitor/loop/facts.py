@@ -60,6 +60,7 @@ _FORMS = (
     "across_samples",
     "moved",
     "last_sample",
+    "padded",
     "over_samples",
     "narrow",
     "clamped",

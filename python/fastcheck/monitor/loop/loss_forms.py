@@ -21,7 +21,7 @@ from fastcheck.utils.torch.memory_ref import MemoryRef
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.readable import can_read_now
 
-from .axes import last_sample, mixed, moved, over_samples
+from .axes import last_sample, mixed, moved, over_samples, padded
 from .masks import fault_of_masks
 from .nodes import (
     VIEWS,
@@ -87,6 +87,11 @@ _OF_ITSELF = NoDerivative(
     "the difference of a tensor and itself",
     "detach() one of the two, such as the log-probability of the old policy",
 )
+_CLAMPED = NoDerivative(
+    "clamp, of which all that it was given is beyond the limits",
+    "use a function that has a derivative there, as a sigmoid, or leave it unbounded in the loss",
+)
+_LIMITS = {"min": -math.inf, "max": math.inf}
 _LINEAR = {"Addmm": "a linear layer", "Mm": "a linear layer", "Convolution": "a convolution"}
 # A mark on nodes of the graph of a loss, in what torch lets a program keep with a node.
 _MARK, _MARKED = "fastcheck: the graph of an earlier loss", 16
@@ -304,8 +309,16 @@ def _reached(nodes: Sequence[Any], flat: Collection[Any] = ()) -> set[Any]:
 
 
 def _flat(node: Any) -> Optional[NoDerivative]:
-    """An operator whose derivative is 0 everywhere; None: it is none."""
+    """An operator whose derivative is 0 everywhere, or, on the CPU, at all that it was given; None:
+    it is none.
+    """
     kind = kind_of(node)
+    if kind in ("Clamp", "ClampMin", "ClampMax"):
+        read, limits = saved_by(node, "self"), [getattr(node, f"_saved_{n}", None) for n in _LIMITS]
+        if read is None or not read.is_cpu or any(torch.is_tensor(limit) for limit in limits):
+            return None
+        low, high = (n if limit is None else limit for n, limit in zip(_LIMITS.values(), limits))
+        return _CLAMPED if bool(((read < low) | (read > high)).all()) else None
     if kind == "Sub" and getattr(node, "_saved_alpha", 0) == 1:
         first, second = node.next_functions
         is_same = first[0] is not None and first == second
@@ -628,8 +641,17 @@ def _focal_mean(node: Any) -> str:
 
 def _itself(node: Any) -> str:
     """Names a function of the difference of a tensor and itself that should not be constant."""
-    if kind_of(node) == "Exp" and _flat(node.next_functions[0][0]) is _OF_ITSELF:
+    difference: Any = node.next_functions[0][0] if kind_of(node) == "Exp" else None
+    if _flat(difference) is _OF_ITSELF:
         return f"the exponential of {_OF_ITSELF.operators}, which is 1 without a gradient"
+    sides = match(difference, ("Sub", "a:*", "b:*"))
+    if sides and kind_of(sides["a"]) == kind_of(sides["b"]):
+        ratios = saved_by(node, "result")
+        if ratios is not None and ratios.numel() > 1 and bool((ratios == 1).all()):
+            return (
+                "the exponential of the difference of two results with a gradient, which are the "
+                f"same: it is 1 in each of {ratios.numel()} elements"
+            )
     found = match(node, ("Sub", ("Add", ("Norm", ("Add", "s:Sub"))), "*"))
     if found and _flat(found["s"]) is _OF_ITSELF:
         return "a triplet whose anchor and positive are one tensor: their distance has no gradient"
@@ -724,6 +746,7 @@ _CHECKS: tuple[tuple[str, Callable[[Any], str]], ...] = (
     ("across_samples", mixed),
     ("moved", moved),
     ("last_sample", last_sample),
+    ("padded", padded),
     ("over_samples", over_samples),
     ("broadcast", _broadcast),
     ("focal_mean", _focal_mean),

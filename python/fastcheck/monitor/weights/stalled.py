@@ -73,8 +73,9 @@ _CAUSES_OF_ZERO = (
     "Possible causes: a dead activation, an operator whose derivative is 0 (round, sign, clamp "
     "beyond its limits, nearest sampling, ReLU in a second derivative, softmax over one element, a "
     "backward of your own), a factor that is 0 throughout (both matrices of LoRA, a weight of the "
-    "loss), a result of which the loss uses another part (an index, a mask), a term of the loss at "
-    "its bound (a margin, free bits), float16 gradients that underflow, NaN that was replaced by 0."
+    "loss, dropout with p=1), a result of which the loss uses another part (an index, a mask), a "
+    "term of the loss at its bound (a margin, free bits), float16 gradients that underflow, NaN "
+    "that was replaced by 0."
 )
 # Weights that multiply the state of a recurrent layer, by name, and why they alone have 0.
 _RECURRENT = re.compile(r"weight_hh_l\d+(?:_reverse)?")
