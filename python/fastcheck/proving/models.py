@@ -19,6 +19,7 @@ from torch.utils import checkpoint as checkpointing
 from fastcheck.errors import ConfigError, first_line
 from fastcheck.utils.text.numbers import counted
 from fastcheck.utils.torch.training_state import Generators
+from fastcheck.utils.torch.versions import is_compiled
 
 from .case import Relation, TestedStep
 from .observer import Computed, is_site, seen_checkpoints
@@ -196,7 +197,7 @@ class TorchCompile(Relation):
         self._forward: Any = None
 
     def why_not(self, case: TestedStep) -> str:
-        if self._is_compiled(case.model):
+        if is_compiled(case.model):
             known = hasattr(torch.compiler, "set_stance")
             return "" if known else "this torch can't run what is compiled without torch.compile"
         case.settings.dropout = False
@@ -210,12 +211,8 @@ class TorchCompile(Relation):
             return "it draws random numbers within torch.compile, which draws them in another way"
         return "" if self._graphs else "torch.compile makes no graph of the model"
 
-    def _is_compiled(self, model: torch.nn.Module) -> bool:
-        marks = ("_orig_mod", "_compiled_call_impl")
-        return any(getattr(module, mark, None) for module in model.modules() for mark in marks)
-
     def changed(self, case: TestedStep) -> Any:
-        if self._is_compiled(case.model):
+        if is_compiled(case.model):
             return torch.compiler.set_stance("force_eager")
         forward = self._forward or self._compiled(case.model.forward)
         return mock.patch.object(case.model, "forward", forward)

@@ -26,7 +26,7 @@ from fastcheck.monitor.next_steps import NextSteps
 from fastcheck.sealing.reading import read_all
 from fastcheck.utils.torch.sharding import is_part, kept_parts, local
 from fastcheck.utils.torch.training_state import Generators
-from fastcheck.utils.torch.versions import is_wrapper
+from fastcheck.utils.torch.versions import is_compiled
 
 # A leaf is a list of three texts: what kind of value it is, what tells it from others of its kind,
 # and the value itself, where it is short and no text of the user.
@@ -371,20 +371,12 @@ def record_steps(model: torch.nn.Module, seal: str) -> None:
     """
     folder = steps_folder(seal)
     shutil.rmtree(folder, ignore_errors=True)
-    if _is_compiled(model):
+    if is_compiled(model):  # hooks would recompile it
         return
     try:
         NextSteps(model, folder, _STEPS)
     except FastcheckError as error:  # a seal without steps is a seal
         warn(f"the steps after the seal {seal} are not recorded: {first_line(error)}")
-
-
-def _is_compiled(model: torch.nn.Module) -> bool:
-    """True if a part of the model is compiled, so that hooks would recompile it."""
-    return any(
-        getattr(module, "_compiled_call_impl", None) is not None or is_wrapper(module)
-        for module in model.modules()
-    )
 
 
 class ResumedSteps:

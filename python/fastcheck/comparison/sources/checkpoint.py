@@ -39,17 +39,12 @@ def matching_prefixes(ours: Iterable[str], theirs: Iterable[str]) -> tuple[str, 
     left, right = list(ours), list(theirs)
     best, common = ("", ""), len(set(left) & set(right))
     for mine in _prefixes(left):
-        shown = {without_prefix(name, mine) for name in left}
+        shown = {name.removeprefix(mine) for name in left}
         for other in _prefixes(right):
-            count = sum(without_prefix(name, other) in shown for name in right)
+            count = sum(name.removeprefix(other) in shown for name in right)
             if count > common:
                 best, common = (mine, other), count
     return best
-
-
-def without_prefix(name: str, prefix: str) -> str:
-    """``name``, without ``prefix`` if it begins with it."""
-    return name[len(prefix) :] if prefix and name.startswith(prefix) else name
 
 
 def _prefixes(names: list[str]) -> list[str]:
@@ -82,7 +77,7 @@ class MemorySource(Source):
     def unwrap(self, side: str, prefix: str) -> None:
         """Takes ``prefix`` off the names that begin with it, and notes that it did."""
         if prefix:
-            self.tensors = {without_prefix(name, prefix): t for name, t in self.tensors.items()}
+            self.tensors = {name.removeprefix(prefix): t for name, t in self.tensors.items()}
             self.notes.append(f"{side}: names are those below {prefix[:-1]}")
 
     def places(self) -> list[tuple[int, int]]:

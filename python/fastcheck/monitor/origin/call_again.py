@@ -24,6 +24,7 @@ from fastcheck.report.stop_report import MadeBy
 from fastcheck.utils.torch.flatten import flatten_arguments
 from fastcheck.utils.torch.frames import PAST, call_frames
 from fastcheck.utils.torch.readable import can_read
+from fastcheck.utils.torch.versions import is_compiled
 from fastcheck.verdict.step import Step
 
 from .second_run import (
@@ -261,9 +262,8 @@ _WITH_STAND_INS = (
 def _as_eager(call: Call) -> str:
     """Tells how a call ran again: fused code may round otherwise than its operators one by one."""
     module = call.node.module()
-    modules = () if module is None else module.modules()
-    is_compiled = call.node.ran_compiled or any(map(_compiled_part, modules))
-    return "operator by operator" + (", without torch.compile" if is_compiled else "")
+    was_compiled = call.node.ran_compiled or (module is not None and is_compiled(module))
+    return "operator by operator" + (", without torch.compile" if was_compiled else "")
 
 
 def _had_finite_gradients(path: str, step: Step, session: Session) -> bool:
@@ -307,8 +307,3 @@ def _why_not(running: RunningCall, session: Session) -> str:
         )
     changed = changed_input(running, session)
     return f"could not be run again: {changed} was written in place since" if changed else ""
-
-
-def _compiled_part(module: torch.nn.Module) -> bool:
-    """True if it is what module.compile() or torch.compile(module) makes."""
-    return module._compiled_call_impl is not None or "_orig_mod" in module._modules

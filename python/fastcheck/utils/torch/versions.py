@@ -15,6 +15,7 @@ __all__ = [
     "autocast_dtype",
     "default_device",
     "eager_stance",
+    "is_compiled",
     "is_compiling",
     "is_dynamo_compiling",
     "is_wrapper",
@@ -86,6 +87,14 @@ def _without_hook_warning() -> Iterator[None]:
 def is_wrapper(module: torch.nn.Module) -> bool:
     """True if it is what torch.compile(module) has put around a module."""
     return type(module).__module__ == "torch._dynamo.eval_frame"
+
+
+def is_compiled(model: torch.nn.Module) -> bool:
+    """True if torch.compile(module) or module.compile() has made a part of it."""
+    return any(
+        getattr(module, "_compiled_call_impl", None) is not None or is_wrapper(module)
+        for module in model.modules()
+    )
 
 
 def unwrap_compiled(module: torch.nn.Module) -> torch.nn.Module:
