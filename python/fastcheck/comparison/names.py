@@ -243,7 +243,6 @@ class Renaming:
         return cls(rename)
 
     def of_reference(self) -> Renaming:
-        """The renaming of the names of the reference."""
         rules = {**self._rules_of_reference, **dict(self._parted)}
         renaming = Renaming(rules, self._last_parts, None, self._program)
         renaming._used = self._used

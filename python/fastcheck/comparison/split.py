@@ -218,7 +218,6 @@ def _in_one(parts: Sequence[Extra], whole: tuple[int, ...]) -> Extra:
 
 
 def without_role(block: Block, role: str, names: NameTable) -> Block:
-    """The block without the tensors of a role."""
     left_out = has_role(block, role, names)
     return only(block, np.flatnonzero(~left_out)) if left_out.any() else block
 

@@ -114,7 +114,6 @@ class DuckEngine:
 
 
 def _quoted(value: object) -> str:
-    """The value as a string of SQL."""
     return "'" + str(value).replace("'", "''") + "'"
 
 

@@ -91,7 +91,6 @@ class Manifest:
 
 
 def runs_in(folder: Folder) -> list[str]:
-    """The runs of a folder, sorted by name."""
     names = (path.partition("/")[0] for path in folder.files())
     return sorted({name[len("run=") :] for name in names if name.startswith("run=")})
 

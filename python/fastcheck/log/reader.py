@@ -44,7 +44,6 @@ def read_log(path: str | os.PathLike[str], rank: int | None = None) -> LogView:
 
 
 def no_log(path: str) -> LogError:
-    """The error for a path that is no log."""
     got, hint = "which is no directory", "give the directory that the stop message names"
     if os.path.isdir(path):
         got = "a directory that holds no log"

@@ -179,6 +179,5 @@ def _passing(events: Sequence[Event]) -> Iterator[str]:
 
 
 def _versions(batch: Any) -> dict[str, int]:
-    """The version of each tensor, by its label."""
     tensors = flatten(batch, "batch")
     return {label: tensor._version for label, tensor in tensors if not tensor.is_inference()}

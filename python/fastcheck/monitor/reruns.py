@@ -305,7 +305,6 @@ class StepRunner:
     group: Any = None
 
     def run(self, step: Callable[..., Any], args: tuple[Any, ...], runs: int) -> Rerun:
-        """``step(*args)``, ``runs`` times."""
         traces: list[Trace] = []
         with self._state(args) as state, set_aside(self.models):
 

@@ -70,7 +70,6 @@ COUNTS = ("numel", *NONFINITE_COUNTS, *FINITE_COUNTS)
 
 
 def offset_of(field: str) -> int:
-    """The offset of a field, in bytes."""
     assert RECORD_DTYPE.fields is not None
     return RECORD_DTYPE.fields[field][1]
 

@@ -134,7 +134,6 @@ def _read_at_once(
 
 
 def _result(checks: Sequence[_Checks], unexpected: Counter[str], notes: tuple[str, ...]) -> Arrival:
-    """The result of the checks of one receipt, or of a receipt for each rank."""
     ends = [f" on rank {rank}" if rank or len(checks) > 1 else "" for rank in range(len(checks))]
     return Arrival(
         own_rank(),

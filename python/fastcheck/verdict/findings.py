@@ -375,7 +375,6 @@ class Findings:
         return sorted(roots.values(), key=lambda finding: finding.position)
 
     def pending_from(self, root: Finding) -> list[Finding]:
-        """The findings that are pending and follow from ``root``."""
         return [f for f in self.all if f.state.is_pending and f is not root and f.root is root]
 
     @property

@@ -102,7 +102,6 @@ class Batches:
         return known[-1][0] if known else -1, [value for _, value in known]
 
     def of_step(self, step: int, checksums: Sequence[int]) -> list[Number]:
-        """Takes in a step, with the checksums of its batch."""
         if not any(checksums):
             return []
         found: list[Number] = []

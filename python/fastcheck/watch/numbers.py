@@ -362,7 +362,6 @@ class Numbers:
         self._scores = dict(zip(steps, zip(scores.tolist(), are_near.tolist())))
 
     def part_ended(self) -> None:
-        """Adds the steps of a part to the ranges."""
         steps = list(self._scores)
         self._bands.add(_NUMBERS, self._signals[steps], self._are_outside[steps])
 

@@ -100,7 +100,6 @@ _PAIRS = {count: np.triu_indices(count, 1) for count in (_SHORT, _LONG)}
 
 
 def _slopes(values: np.ndarray) -> np.ndarray:
-    """The slopes of all pairs."""
     first, second = _PAIRS[len(values)]
     return (values[second] - values[first]) / (second - first)
 

@@ -247,7 +247,6 @@ class _RankLog:
 
 
 def unreadable_log(path: str, error: OSError) -> CompareError:
-    """The error of a file of a log that can't be read."""
     return CompareError(
         "this log can't be read",
         expected="the files that fastcheck has written",

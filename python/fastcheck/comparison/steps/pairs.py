@@ -77,11 +77,9 @@ class Pairs:
         return errors
 
     def set(self, index: int, state: PairState, error: float, reason: int) -> None:
-        """Sets the result of a pair."""
         self.states[index], self.errors[index], self.reasons[index] = state, error, reason
 
     def name(self, index: int) -> Name:
-        """The name of a pair."""
         return self.table[int(self.names[index])]
 
     def key(self, phase: int, index: int) -> Key:
@@ -131,7 +129,6 @@ class Pairs:
         return self.ours.extra(ours), self.theirs.extra(theirs)
 
     def row(self, index: int) -> Row:
-        """The row of a pair."""
         phase = int(self.phases[index])
         return make_row(
             self.table,

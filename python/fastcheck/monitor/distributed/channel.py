@@ -72,7 +72,6 @@ def encode(step: int, rank: int) -> int:
 
 
 def decode(code: int) -> tuple[int, int]:
-    """The step and the rank."""
     steps_left, rank = divmod(code, _RANK_LIMIT)
     return _STEP_LIMIT - steps_left, _RANK_LIMIT - 1 - rank
 

@@ -133,7 +133,6 @@ def _named_parameters(nodes: Sequence[ModuleNode]) -> Iterator[tuple[str, torch.
 def _updated_by(
     optimizer: torch.optim.Optimizer, nodes: Sequence[ModuleNode]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The parameters of an optimizer, and their names."""
     names = {id(p): name for name, p in _named_parameters(nodes)}
     for group in optimizer.param_groups:
         for p in group["params"]:

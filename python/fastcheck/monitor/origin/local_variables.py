@@ -196,7 +196,6 @@ def source_of(text: Sequence[str], first: int, last: int, is_whole: bool = True)
 
 
 def running_place(frame: Frame) -> str:
-    """The place of what runs in a frame."""
     return _place(frame, running_lines(frame), is_whole=False)
 
 

@@ -125,7 +125,6 @@ class Operation:
 
     @property
     def has_zero(self) -> bool:
-        """True if it read a zero."""
         return any(reading.zero_count for _, reading in self.inputs)
 
     def is_inverse_of(self, read: RecordStatistics) -> bool:

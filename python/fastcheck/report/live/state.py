@@ -157,8 +157,6 @@ class Pace(NamedTuple):
 
 @dataclass
 class RankState:
-    """The state of one rank."""
-
     rank: int
     trends: SiteTrends = field(default_factory=SiteTrends)
     sites: dict[int, Site] = field(default_factory=dict)

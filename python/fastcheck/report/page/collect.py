@@ -287,7 +287,6 @@ class Evidence:
         self._around: list[np.ndarray] = []
 
     def add(self, rank: int, records: np.ndarray) -> None:
-        """The next records of this rank."""
         seqs = self._seqs.get(rank)
         if seqs is not None and len(seqs):
             self._keep(rank, records[np.isin(records["seq"], seqs)])

@@ -74,7 +74,6 @@ _PAGE = """\
 
 
 def text_html(text: str) -> str:
-    """Any text as HTML text."""
     return escape(printable(text, keep="\n"), quote=True)
 
 
@@ -117,7 +116,6 @@ def details_html(title: str, body: str, is_open: bool) -> str:
 
 
 def lines_html(lines: Iterable[str]) -> str:
-    """Lines of text as they are."""
     text = "\n".join(lines)
     return f"<pre>{text_html(text)}</pre>"
 

@@ -134,7 +134,6 @@ def _as_text(table: Table, row: Sequence[str]) -> list[str]:
 def _aligned(
     header: Sequence[str], rows: Sequence[Sequence[str]], left: int, width: int, note: int
 ) -> list[list[str]]:
-    """The lines of the header and of each row."""
     columns = len(header)
     cells = [list(header), *[list(row) for row in rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(columns)]

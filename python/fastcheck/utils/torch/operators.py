@@ -127,7 +127,6 @@ class OpInfo:
 
 @functools.cache
 def op_info(func: Any) -> OpInfo:
-    """The OpInfo of an OpOverload."""
     return OpInfo(func)
 
 

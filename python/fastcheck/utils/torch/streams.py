@@ -30,7 +30,6 @@ class DeviceStreams:
         self.exchange_capture_mode: Optional[Callable[[int], int]] = None
 
     def current(self) -> Any:
-        """The current stream of this device."""
         if self._current_handle is None:
             return self._module.current_stream(self.device)
         # A tenth of the module's time; but events of some devices take only their own class of
