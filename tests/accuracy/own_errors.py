@@ -86,6 +86,7 @@ AROUND = {
         "ModuleObserver.deliver",
         "ModuleObserver.gradient_came",
         "_ModuleHook._attend",
+        "_gradient_came",
     ),
     "monitor/distributed/agreement.py": (
         "RankAgreement.boundary",
