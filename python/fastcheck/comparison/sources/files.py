@@ -181,13 +181,11 @@ def load_file(path: str, trust: bool = False) -> Any:
             told = ("GLOBAL", "allowlisted", "must be imported")
             if trust or not any(word in str(error) for word in told):
                 raise _unreadable(path, error) from error
-            raise UntrustedError(
-                "loading this file would run code that it brings along",
-                expected="tensors and plain values (torch.load(..., weights_only=True))",
-                got=f"{path}: {_culprit(error)}",
-                hint="save the state_dict() alone, or, if you trust where the file comes from, "
-                "trust=True (--trust)",
-            ) from error
+            hint = (
+                "save the state_dict() alone, or, if you trust where the file comes from, "
+                "trust=True (--trust)"
+            )
+            raise _untrusted(f"{path}: {_culprit(error)}", hint) from error
         except (RuntimeError, ValueError, EOFError, OSError, KeyError, zipfile.BadZipFile) as error:
             last = error
         except Exception as error:  # a damaged pickle may raise anything
@@ -210,15 +208,16 @@ def load_restricted(source: Union[str, BinaryIO], **options: Any) -> Any:
         if any(name.endswith("/constants.pkl") for name in members.namelist()):
             kind = "a TorchScript archive"
     if kind:
-        raise UntrustedError(
-            "loading this file would run code that it brings along",
-            expected="tensors and plain values (torch.load(..., weights_only=True))",
-            got=kind,
-            hint="save the state_dict() alone, with a torch of today",
-        )
+        raise _untrusted(kind, "save the state_dict() alone, with a torch of today")
     if not isinstance(source, str):
         source.seek(0)
     return torch.load(source, map_location="cpu", weights_only=True, **options)
+
+
+def _untrusted(got: str, hint: str) -> UntrustedError:
+    what = "loading this file would run code that it brings along"
+    expected = "tensors and plain values (torch.load(..., weights_only=True))"
+    return UntrustedError(what, expected=expected, got=got, hint=hint)
 
 
 def _culprit(error: Exception) -> str:
