@@ -23,7 +23,7 @@ from fastcheck.utils.torch.readable import first_bad
 from .graph_nodes import BESIDE_RESULT, CARRIERS, MOST_NODES, is_count, operator_of, order_of
 from .local_variables import Variable, find_variable, is_at, record_of
 from .made_again import AGAIN, PAIRS, made_bad
-from .variables import from_outside, from_variable, is_loud, later_variable, shown_in
+from .variables import NO_GRAPH, from_outside, from_variable, is_loud, later_variable, shown_in
 
 
 def search_derivatives(graphs: Sequence[Sequence[SavedByNode]]) -> Optional[MadeBy]:
@@ -159,7 +159,7 @@ def _without_graph(
     if not is_weight and (number >= len(saved.needs_gradient) or saved.needs_gradient[number]):
         return None
     how = f"{saved.name} in the graph of the loss read it in a tensor that has no graph ({name}): "
-    how += "data, or computed under no_grad() or from detached tensors."
+    how += NO_GRAPH
     tensor, address = saved.values[name], saved.address(name)
     variable = find_variable(lambda value: is_at(value, tensor, address), frames=frames)
     how += variable.first_bad() if variable is not None else first_bad(name, tensor)

@@ -45,6 +45,7 @@ from .local_variables import (
 )
 from .made_again import made_of, makes_nonfinite
 from .variables import (
+    NO_GRAPH,
     beside,
     from_outside,
     from_variable,
@@ -100,8 +101,7 @@ def search_held(
         if variable is None:
             return None
         first = variable.first_cause() or variable
-        how = f"{first.shown} has no graph: data, or computed under no_grad() or from detached "
-        how += f"tensors.{first.first_bad()}"
+        how = f"{first.shown} has no graph: {NO_GRAPH}{first.first_bad()}"
         written = lines_behind(*first.origin(), is_loud=True)
         return first.shown, first.value, MadeBy("", how, variable=str(first), written=written)
 
@@ -295,10 +295,8 @@ class _GraphSearch:
     ) -> Optional[MadeBy]:
         if tensor.requires_grad:
             return None  # a weight: it has records of its own
-        how = (
-            f"{name_of(node)} in {self._graph} read it in a tensor that has no graph "
-            f"({name}): data, or computed under no_grad() or from detached tensors."
-        )
+        how = f"{name_of(node)} in {self._graph} read it in a tensor that has no graph ({name}): "
+        how += NO_GRAPH
         variable = find_variable(lambda value: is_same(value, tensor))
         if variable is not None:
             return from_outside(how + variable.first_bad(), name, record, variable)

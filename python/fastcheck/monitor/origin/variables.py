@@ -29,6 +29,9 @@ from .local_variables import (
 )
 from .written_lines import lines_behind, lines_of_data
 
+#: The reasons why a tensor has no graph.
+NO_GRAPH = "data, or computed under no_grad() or from detached tensors."
+
 
 def from_outside(how: str, name: str, record: np.void, variable: Optional[Variable]) -> MadeBy:
     """``how``, and what is known of this operand; ``variable``: that holds it."""
@@ -50,10 +53,8 @@ def from_variable(name: str, source: Variable, graph: str = "the graph of the lo
     # A sum keeps nothing of what it adds.
     return MadeBy(
         "",
-        f"{name}, the first operator in {graph} whose result is known "
-        f"not to be finite, may have it from {source.shown}, which has no graph: data, "
-        "or computed under no_grad() or from detached tensors."
-        f"{source.first_bad()}",
+        f"{name}, the first operator in {graph} whose result is known not to be finite, may have "
+        f"it from {source.shown}, which has no graph: {NO_GRAPH}{source.first_bad()}",
         inputs=((source.shown, stats(source.value.detach()).record),),
         variable=str(source.first_cause() or source),
     )
