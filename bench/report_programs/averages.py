@@ -900,3 +900,34 @@ def pixels_of_weight_zero(fixed: bool) -> Made:
         return update(optimizer, criterion(model(data(i, 2, 3, 6, 6)), y))  # FAULT
 
     return [model], step
+
+
+@program(
+    "pytorch/pytorch#53727",
+    "segment_reduce takes the mean of a segment of length 0",
+    place=r"\bpool\b|Pool",
+    operator=r"segment_reduce",
+    kind=EMPTY_MEAN + r"|segment of no elements",
+    advice=r"initial|leave such segments out",
+    never=(NO_RATE,),
+)
+def segment_of_nothing(fixed: bool) -> Made:
+    class Pool(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = nn.Linear(3, 4)
+
+        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+            first = 0 if fixed else None
+            rows = self.rows(x)
+            return torch.segment_reduce(rows, "mean", lengths=lengths, initial=first)  # FAULT
+
+    model = nn.ModuleDict({"pool": Pool(), "head": nn.Linear(4, 2)})
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step(i: int) -> Tensor:
+        lengths = torch.tensor([3, 0, 5] if i == BAD else [3, 2, 3])
+        scores = model["head"](model["pool"](data(i, 8, 3), lengths))
+        return update(optimizer, F.cross_entropy(scores, whole(i, 0, 2, 3)))
+
+    return [model], step

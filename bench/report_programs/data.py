@@ -8,6 +8,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import rnn
 
 from report_programs.program import (
     BAD,
@@ -300,5 +301,39 @@ def label_without_positives(fixed: bool) -> Made:
         y = (x[:, :3] > 0.8).float()
         y[:, 2] = 0
         return update(optimizer, criterion(model(x), y))
+
+    return [model], step
+
+
+@program(
+    "Atcold/NYU-DLSP20#19",
+    "output[:, -1] of a packed sequence, which is padding for all but the longest",
+    place=r"pad_packed_sequence",
+    operator=r"last place",
+    kind=r"have padding there",
+    advice=r"h_n",
+    is_finite=True,
+    steps=24,
+)
+def last_place_of_a_packed_sequence(fixed: bool) -> Made:
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.head = nn.LSTM(4, 8, batch_first=True), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+            packed = rnn.pack_padded_sequence(x, lengths, True, enforce_sorted=False)
+            output, (state, _) = self.lstm(packed)
+            last = rnn.pad_packed_sequence(output, batch_first=True)[0][:, -1]  # FAULT
+            return self.head(state[-1] if fixed else last)
+
+    model = Reader()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        lengths = whole(i, 2, 9, 16).cpu()
+        return update(
+            optimizer, F.cross_entropy(model(data(i, 16, 8, 4), lengths), whole(i + 1, 0, 2, 16))
+        )
 
     return [model], step

@@ -791,3 +791,30 @@ def token_that_every_expert_drops(fixed: bool) -> Made:
         return update(optimizer, (model(x) - x.flip(1)).square().mean())
 
     return [model], step
+
+
+@torch.jit.script
+def _rotation(v: Tensor, eps: float) -> Tensor:
+    angle = torch.sqrt((v * v).sum(-1) + eps)
+    return torch.stack([torch.cos(angle), torch.sin(angle) / angle * v[..., 0]], -1)
+
+
+@program(
+    "pypose/bae#41",
+    "sin(angle) / angle of a rotation of 0, in a function that torch.jit has compiled",
+    place=LOSS,
+    operator=r"torch\.jit|\bdiv\b",
+    kind=ZERO_DIVISION,
+    advice=r"sin\(x\) / x|eps",
+    never=(NO_RATE, r"::"),
+)
+def compiled_rotation_of_zero(fixed: bool) -> Made:
+    poses = nn.Embedding(4, 3)
+    optimizer = torch.optim.Adam(poses.parameters(), 0.01)
+
+    def step(i: int) -> Tensor:
+        turned = poses(torch.arange(4)) * float(i != BAD)
+        parts = _rotation(turned, 1e-8 if fixed else 0.0)  # FAULT
+        return update(optimizer, (parts - data(i, 4, 2)).square().mean())
+
+    return [poses], step

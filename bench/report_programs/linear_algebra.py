@@ -204,3 +204,30 @@ def determinant_of_zero(fixed: bool) -> Made:
         return loss
 
     return [model["flow"]], step
+
+
+@program(
+    "pytorch/pytorch#42792",
+    "the derivative of qr divides by the diagonal of R, which is 0: two columns are one",
+    place=LOSS + r"|code after the model",
+    operator=r"\bqr\b|Qr",
+    kind=r"diagonal of R|depend on each other",
+    advice=r"noise",
+    never=(NO_RATE, r"sqrt\(x \+ eps\)"),
+)
+def basis_of_dependent_columns(fixed: bool) -> Made:
+    model = nn.Linear(4, 4, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 4, 4)
+        if i == BAD:
+            x = torch.zeros(4, 4)
+            x[0, 0] = 1
+        columns = model(x)
+        if fixed:
+            columns = columns + 0.1 * torch.eye(4) + 0.01 * data(99, 4, 4)
+        basis, _ = torch.linalg.qr(columns)  # FAULT
+        return update(optimizer, (basis - torch.eye(4)).square().mean())
+
+    return [model], step

@@ -402,3 +402,28 @@ def camera_straight_above(fixed: bool) -> Made:
         return update(optimizer, (model(eye) - data(i + 3, 6, 3)).square().mean())
 
     return [model], step
+
+
+@program(
+    "frgfm/torch-cam#187",
+    "a hook divides each gradient by its norm, which is 0 of a bias that cancels",
+    place=r"2\.bias|2 \(Linear\)",
+    operator=r"\bhook\b|\bdiv\b",
+    kind=ZERO_DIVISION,
+    advice=EPS,
+    never=(NO_RATE, r"sqrt\(x \+ eps\)", r"updated a weight to"),
+)
+def hook_that_normalises(fixed: bool) -> Made:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for parameter in model.parameters():
+        if fixed:
+            parameter.register_hook(lambda g: g / (g.norm() + 1e-8))
+        else:
+            parameter.register_hook(lambda g: g / g.norm())  # FAULT
+
+    def step(i: int) -> Tensor:
+        far, near = model(data(i, 6, 4)), model(data(i + 9, 6, 4))
+        return update(optimizer, F.relu((-100.0 if i == BAD else 2.0) + far - near).mean())
+
+    return [model], step

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from report_programs.program import (
     BAD,
+    EPS,
     LOSS,
     NO_RATE,
     OVERFLOW,
@@ -608,5 +609,37 @@ def update_of_one_large_batch(fixed: bool) -> Made:
         if i == 12 and not fixed:
             x[3] *= 1e9  # FAULT
         return update(optimizer, (model(x) - target).square().mean())
+
+    return [model], step
+
+
+@program(
+    "microsoft/dion#24",
+    "an update of the loop's own divides a gradient that is 0 by its norm",
+    place=r"\bb\.weight|\bb \(Linear\)|outside the model",
+    operator=r"\bdiv\b|writes to tensors",
+    kind=ZERO_DIVISION + r"|0/0",
+    advice=EPS + r"|norm of a gradient",
+    never=(NO_RATE, r"in the forward pass", r"optimizer has updated"),
+)
+def orthogonal_update_of_zero(fixed: bool) -> Made:
+    model = nn.ModuleDict({name: nn.Linear(4, 4, bias=False) for name in "ab"})
+
+    def orthogonal(x: Tensor) -> Tensor:
+        x = x / (x.norm() + 1e-7) if fixed else x / x.norm()  # FAULT
+        for _ in range(3):
+            square = x @ x.T
+            x = 3.4445 * x + (2.0315 * square @ square - 4.775 * square) @ x
+        return x
+
+    def step(i: int) -> Tensor:
+        x = data(i, 5, 4)
+        loss = (model["a"](x) + model["b"](x) * float(i != BAD)).square().mean()
+        model.zero_grad()
+        loss.backward()
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.add_(orthogonal(weight.grad), alpha=-0.01)  # FAULT
+        return loss
 
     return [model], step

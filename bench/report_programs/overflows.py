@@ -520,3 +520,27 @@ def feature_before_batch_norm(fixed: bool) -> Made:
         return update(optimizer, F.cross_entropy(model(x), whole(i, 0, 3, 16)))
 
     return [model], step
+
+
+@program(
+    "pymc-devs/pymc#2832",
+    "log(i0(kappa)) of a von Mises distribution: i0 is beyond float32 above 89",
+    place=LOSS,
+    operator=r"\bi0\b|I0",
+    kind=OVERFLOW + r"|beyond 3",
+    advice=r"i0e",
+    never=(NO_RATE,),
+)
+def bessel_of_large_kappa(fixed: bool) -> Made:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-5)
+
+    def step(i: int) -> Tensor:
+        mean, raw = model(data(i, 6, 3)).unbind(1)
+        kappa = F.softplus(raw) * (200 if i == BAD else 1)
+        scaled = torch.special.i0e(kappa).log() + kappa
+        norm = scaled if fixed else torch.special.i0(kappa).log()  # FAULT
+        angle = data(i + 9, 6)
+        return update(optimizer, (norm - kappa * torch.cos(angle - mean)).mean())
+
+    return [model], step
