@@ -311,3 +311,24 @@ def test_the_line_before_a_module_that_is_given_infinity(is_division: bool) -> N
     first = said(stop.value).partition("try 1. ")[2].partition(" 2. ")[0]
     assert ("it divides, and 0/0 is NaN" in first) == is_division
     assert ("No observed module made it" in first) != is_division
+
+
+@pytest.mark.parametrize("is_derivative", [True, False])
+def test_a_division_that_no_line_of_the_program_has(is_derivative: bool) -> None:
+    """The derivative of a distance, of points one of which is at the origin."""
+    model = torch.nn.Linear(1, 1)
+
+    def radius(point: torch.Tensor) -> torch.Tensor:
+        return model(point.square().sum().sqrt()[None])[0]
+
+    slopes = torch.func.vmap(torch.func.grad(radius))
+    points = torch.tensor([[1.0, 2.0], [0.0, 0.0]])
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        if is_derivative:
+            slopes(points).square().mean().backward()
+        else:
+            y = model(points[:, :1])
+            (y / points.norm(dim=1)[:, None]).square().mean().backward()
+    text = said(stop.value)
+    assert "The divisor other is 0 in 1 of 2 elements" in text
+    assert ("may be the derivative of a root or a norm, as torch.func" in text) is is_derivative

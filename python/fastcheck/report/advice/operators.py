@@ -184,7 +184,15 @@ def _division(case: Case, made: Operation) -> Iterator[Advice]:
             "x / divisor.clamp_min(eps)",
         )
     else:
-        yield Advice(f"{seen} Add an eps to it or clamp it.", "x / divisor.clamp_min(eps)")
+        is_found = made.is_op or origin or case.written or case.source
+        within = (
+            " If no line of the program divides, it may be the derivative of a root or a norm, as "
+            "torch.func.grad() computes it: add the eps inside the root."
+        )
+        yield Advice(
+            f"{seen} Add an eps to it or clamp it.{'' if is_found else within}",
+            "x / divisor.clamp_min(eps)",
+        )
 
 
 def _logarithm(case: Case, made: Operation) -> Iterator[Advice]:

@@ -167,13 +167,13 @@ def _written(name: str, has_grown: bool) -> Advice:
     if has_grown:
         return Advice(
             f"The program wrote {name}, and it has grown: look at what writes it, such as the sign "
-            "and the decay of an average of weights, and go back to the last checkpoint."
+            "and the decay of an average of weights."
         )
     return Advice(
         f"The program wrote {name}, as it does an average of weights, a target network, a "
         "scale that is set from the first batch or an update of its own: look there for x/0, "
         "0/0 and log(0) (1 - decay ** step is 0 at step 0, the std of equal numbers and the "
-        "norm of a gradient may be), and go back to the last checkpoint."
+        "norm of a gradient may be)."
     )
 
 
