@@ -6,6 +6,7 @@ import functools
 import math
 from typing import Any, Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -429,3 +430,39 @@ def test_the_line_of_a_power_of_data() -> None:
         (weight[:, None] / 2 * model(BATCH)).mean().backward()
 
     assert sources(made_by(step, nn.Linear(4, 3)).written) == ["step: weight = share.pow(-0.4)"]
+
+
+class Counted(torch.autograd.Function):
+    """Computes in NumPy."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(x.detach().numpy() / np.zeros(1, np.float32))
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero")
+@pytest.mark.parametrize("kind", ["same line", "line before", "other name"])
+def test_a_function_that_is_applied_where_an_operator_reads_infinity(kind: str) -> None:
+    def update(loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def step(model: nn.Module) -> None:
+        y, counted = model(BATCH), Counted.apply
+        if kind == "same line":
+            update(Counted.apply(y).mean())
+        elif kind == "other name":
+            update(counted(y).mean())
+        else:
+            y = Counted.apply(y)
+            update(y.abs().mean())
+
+    model = nn.Linear(4, 3)
+    with fastcheck.install(model, level="op"), pytest.raises(fastcheck.OverflowDetected) as stop:
+        step(model)
+    text = " ".join(str(stop.value).split())
+    is_told = "The line applies Counted, an autograd.Function: what its forward computes" in text
+    assert is_told == (kind == "same line")

@@ -206,9 +206,15 @@ def _at_op_level(culprit: Finding, site: Site, is_now: bool) -> Optional[MadeBy]
     if not site.op:
         given = call_again.running_argument(site) if culprit.is_data else None
         return None if given is None else search_argument(given, site.label)
+    if culprit.verdict is not Verdict.ARRIVED or not is_now:
+        return None
     # A number that stands alone is like many others.
-    is_given = culprit.verdict is Verdict.ARRIVED and culprit.record["numel"] > 1
-    return search_variables(culprit.record, "it may be this one") if is_given and is_now else None
+    is_many = culprit.record["numel"] > 1
+    made = search_variables(culprit.record, "it may be this one") if is_many else None
+    applied = written_lines.function_at(culprit.uses.line) if made is None else ""
+    how = f"The line applies {applied}, an autograd.Function: what its forward computes in NumPy, "
+    how += "or in an extension, is no operator of torch."
+    return MadeBy("", how) if applied else made
 
 
 def _of_argument(culprit: Finding, site: Site, session: Session, is_now: bool) -> Optional[MadeBy]:

@@ -147,6 +147,25 @@ def lines_of_hooks(parameter: torch.Tensor) -> tuple[str, ...]:
     return _of_data(is_loud=True).places(functions)
 
 
+def function_at(place: str) -> str:
+    """The name of the autograd.Function that the statement at this place (``/train.py:12 in step``)
+    applies, while it runs; empty: none, as far as is known.
+    """
+    for function in _running_functions():
+        path = function.code.co_filename
+        if not place.startswith(f"{path}:{function.line} in "):
+            continue
+        for node, statement in _expressions(function):
+            first, last = _lines_of(statement)
+            called = node.func if isinstance(node, ast.Call) else None
+            if not isinstance(called, ast.Attribute) or called.attr != "apply":
+                continue
+            owner = _value(called.value, function.names) if first <= function.line <= last else None
+            if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
+                return owner.__name__
+    return ""
+
+
 def lines_of_backward(function: type[torch.autograd.Function]) -> tuple[str, ...]:
     """The places where NaN or Inf may be made of finite numbers, in the backward of a Function;
     none where the program applies none outside of its modules.
