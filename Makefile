@@ -22,8 +22,8 @@ PY := $(VENV)/bin/python
 CXX_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
 .PHONY: help demo test test-quick test-release test-fake-device test-fake-accelerator test-fake-hooks \
-	test-fake-statistics test-fake-cuda test-fake-npu test-fake-mlu test-fake-triton test-neon test-sanitizers test-triton test-npu-lab \
-	test-old-torch test-trainers test-spark test-s3 test-any-torch test-cuda12 test-torch-cuda \
+	test-fake-statistics test-fake-cuda test-fake-npu test-fake-mlu test-fake-triton test-neon test-sanitizers test-sanitized-extension test-triton \
+	test-npu-lab test-old-torch test-trainers test-spark test-s3 test-any-torch test-cuda12 test-torch-cuda \
 	lint lines types format build wheel sdist test-wheel clean frontend frontend-check screenshots
 help:
 	@echo "make demo              train a small float16 GPT until it overflows and is stopped"
@@ -33,6 +33,7 @@ help:
 	@echo "make test-fake-device  tests of accelerators, on a fake accelerator"
 	@echo "make test-neon         the AArch64 kernel, emulated; skipped where no emulator can be had"
 	@echo "make test-sanitizers   all CPU kernels with address, undefined-behaviour and thread sanitizers"
+	@echo "make test-sanitized-extension  the extension of torch with the first two of these; slow"
 	@echo "make test-triton       the Triton kernels, in Triton's interpreter"
 	@echo "make test-npu-lab      torch_npu's own wheel over a substitute runtime; the Triton kernels through"
 	@echo "                       Ascend's compiler, as far as it goes without CANN"
@@ -109,6 +110,9 @@ test-neon: $(VENV)/.built $(VENV)/.tools
 
 test-sanitizers: $(VENV)/.built $(VENV)/.tools
 	FASTCHECK_WHOLE=1 $(PY) -m pytest tests/backends/test_sanitizers.py
+
+test-sanitized-extension: $(VENV)/.built $(VENV)/.tools
+	PYTHON=$(abspath $(PY)) tests/lab/sanitized_extension.sh
 
 test-triton: $(VENV)/.built $(VENV)/.tools
 	TRITON_INTERPRET=1 $(PY) -m pytest -m triton tests
