@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import pickle
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, get_args
 
 import numpy as np
 import pytest
 
+from fastcheck.record.format import Verdict
+from fastcheck.record.site import Site
 from fastcheck.report import message as messages
 from fastcheck.report.error import OverflowDetected
 from fastcheck.report.message import MOST_BYTES, packed, unpacked
-from fastcheck.report.stop_report import Dumped, ReplayOutcome, StopReport
+from fastcheck.report.stop_report import Dumped, Outlier, ReplayOutcome, StopReport
 from support.records import record_builder as build
 from support.reports import all_reports, full_report
 
@@ -43,11 +45,26 @@ def test_what_is_rare_comes_back() -> None:
         silent_norms=("norm (LayerNorm)",),
         batch="shard 7",
         scale=float("inf"),
+        outlier=Outlier("input[0]", 52832.0, 2.375, 5, False, 3),
     )
     known = unpacked(packed(report))
     assert same(known, report) and known.dump == dump and known.batch == "shard 7"
     assert known.replay is not None and known.replay.notes == ("a note",)
     assert known.culprit.record.tobytes() == report.culprit.record.tobytes()
+
+
+def test_every_type_in_a_report_is_one_that_comes_back() -> None:
+    kinds, known = [StopReport], set()
+    while kinds:
+        kind: Any = kinds.pop()
+        if kind in known:
+            continue
+        known.add(kind)
+        kinds += get_args(kind)
+        if is_dataclass(kind) and kind is not Site:
+            kinds += messages._types_of(kind).values()
+    plain = {k for k in known if not get_args(k) and not is_dataclass(k)}
+    assert plain == {str, int, float, bool, type(None), Verdict, np.ndarray, np.void, ...}
 
 
 def test_a_report_with_very_many_events_is_shortened(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -303,13 +303,14 @@ def _when(report: StopReport, reading: RecordStatistics, width: int) -> list[str
     texts += [] if report.scale is None else [f"Loss scale {format_number(report.scale)}."]
     lines += wrap(" ".join(text for text in texts if text), width)
     if report.outlier is not None:
-        label, largest, most, steps, has_grown, step = report.outlier
-        now, before = format_number(largest), f"at most {format_number(most)}"
+        outlier, step = report.outlier, report.outlier.step
+        now, before = format_number(outlier.now), f"at most {format_number(outlier.before)}"
         at = "reaches {} in this step" if step == report.step else f"reached {{}} in step {step:,}"
-        text = f"{at.format(now)}; in the {steps} steps before it was"
-        if has_grown:
-            text = f"has grown: it reaches {now}, and in the first {steps} steps that are known"
-        lines += wrap(f"{label} of the model {text} {before}.", width)
+        text = f"{at.format(now)}; in the {outlier.steps} steps before it was"
+        if outlier.has_grown:
+            first = f"in the first {outlier.steps} steps that are known"
+            text = f"has grown: it reaches {now}, and {first}"
+        lines += wrap(f"{outlier.label} of the model {text} {before}.", width)
     return lines
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Optional, Union
 
 import numpy as np
 
@@ -95,7 +95,8 @@ class MadeBy:
     site: Optional[Site] = None
 
 
-class Outlier(NamedTuple):
+@dataclass(frozen=True)
+class Outlier:
     """An input of the model, how large it was in a step, and was at most in so many steps: those
     before it, or, if it has been so large for a while (``has_grown``), the first that are known.
     """

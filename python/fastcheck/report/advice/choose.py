@@ -236,15 +236,16 @@ def _updated_operand(case: Case) -> Iterator[Advice]:
 def _growth(report: StopReport) -> Iterator[Advice]:
     if report.outlier is None:
         return
-    label, now, before, steps, has_grown, step = report.outlier
-    times, which = format_number(now / before), "this" if step == report.step else "that"
+    label, step = report.outlier.label, report.outlier.step
+    times = format_number(report.outlier.now / report.outlier.before)
+    which = "this" if step == report.step else "that"
     seen = f"{label} of the model is {times} times as large as"
     if which == "that":
         seen = f"{label} of the model was {times} times as large in step {step:,} as"
-    if not has_grown:
+    if not report.outlier.has_grown:
         yield Advice(
-            f"{seen} in the {steps} steps before: look at the data of {which} step, or at what "
-            "else makes it, before the learning rate."
+            f"{seen} in the {report.outlier.steps} steps before: look at the data of {which} step, "
+            "or at what else makes it, before the learning rate."
         )
     else:
         yield Advice(
