@@ -19,6 +19,7 @@ import fastcheck
 from fastcheck.callbacks.seals import CheckpointSeals
 from fastcheck.cli.main import main
 from fastcheck.monitor.distributed import agreement, join
+from fastcheck.monitor.hooks import protection
 from fastcheck.monitor.hooks.state_reader import StateReader
 from fastcheck.monitor.session import stop_handler
 from fastcheck.report.render import render
@@ -203,6 +204,25 @@ def shards_that_one_rank_leaves(rank: int, why: str) -> Any:
                 monitor.remove()
             dist.barrier()
     return losses, [str(warning.message) for warning in caught if "fastcheck" in str(warning)]
+
+
+def fails_to_decide(rank: int) -> list[str]:
+    """The reduction before an update of shards fails, as where a rank has ended; what warned."""
+
+    def reduce(word: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    protection.reduce_found_inf = reduce
+    model = nn.Linear(8, 4)
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    fastcheck.install(model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            model(torch.ones(2, 8)).square().mean().backward()
+            optimizer.step()
+    return [str(warning.message) for warning in caught if "fastcheck" in str(warning)]
 
 
 def stops_in_spite_of_an_error(rank: int, part: str) -> Any:

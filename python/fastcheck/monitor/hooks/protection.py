@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fastcheck.backends.table import backend_for
-from fastcheck.errors import UnsupportedTensorError
+from fastcheck.errors import UnsupportedTensorError, first_line, warn_of_fault
 from fastcheck.monitor.session.session import Session
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.readable import are_on_host
@@ -24,6 +24,13 @@ from .found_inf import UpdateGuard, gradients_by_device, has_step_of_torch
 from .step_numbers import StepNumbers
 
 _Taken = list[tuple[Tensor, Tensor]]
+
+_UNDECIDED = (
+    "the ranks could not decide together on an update of sharded weights ({error}), and don't try "
+    "again. A rank that has ended, or leaves out an update that the others make, lets them wait in "
+    "that reduction, which is paired with the next of its own. Make the same updates on all ranks, "
+    "or pass stop=fastcheck.Stop(protect_weights=False), with which there is none"
+)
 
 # Gradients that were taken from each optimizer whose step is under way, by whichever guard.
 _under_way: weakref.WeakKeyDictionary[Optimizer, _Taken] = weakref.WeakKeyDictionary()
@@ -150,9 +157,14 @@ class WeightProtection:
         except Exception as error:
             # The ranks that hold the other shards wait for this rank, now and in later updates.
             self._cannot_protect = True
+            is_of_ranks = self._has_combined and self._is_shared(optimizer)
             self.release()
             self.join(optimizer, evaluation)
-            session.report_internal_error("the protection of the weights", error)
+            if is_of_ranks:
+                self._are_all_here = lambda: False  # nothing is decided together any more
+                warn_of_fault(_UNDECIDED.format(error=first_line(error)))
+            else:
+                session.report_internal_error("the protection of the weights", error)
             return
         self._combined[optimizer] = self._has_combined
         if word is not None:
