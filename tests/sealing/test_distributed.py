@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import enum
 import pickle
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -76,6 +78,24 @@ def test_plans_in_the_metadata_are_no_code() -> None:
     )
     path.write_bytes(pickle.dumps(metadata))
     assert fastcheck.verify("saved")
+
+
+class ByName(pickle.Pickler):
+    """Members of enums are pickled as Python 3.11.2 does it."""
+
+    def reducer_override(self, obj: object) -> Any:
+        return (getattr, (type(obj), obj.name)) if isinstance(obj, enum.Enum) else NotImplemented
+
+
+def test_members_of_enums_may_be_pickled_by_name() -> None:
+    model = nn.Linear(4, 4)
+    save(model, "saved")
+    fastcheck.seal("saved", model)
+    path = Path("saved/.metadata")
+    metadata = pickle.loads(path.read_bytes())
+    with path.open("wb") as file:
+        ByName(file).dump(metadata)
+    assert b"getattr" in path.read_bytes() and fastcheck.verify("saved")
 
 
 def test_damaged_metadata_is_an_error() -> None:

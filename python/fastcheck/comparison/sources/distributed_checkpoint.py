@@ -160,6 +160,18 @@ class _Unpickled:
         self.state = state
 
 
+class _EnumMember(_Unpickled):
+    """A member of an enum, which early releases of Python 3.11 pickle as getattr(class, name)."""
+
+    def __new__(cls, *args: Any) -> _EnumMember:
+        kind, name = args if len(args) == 2 else (None, None)
+        if not (isinstance(kind, type) and issubclass(kind, _Unpickled) and type(name) is str):
+            raise _unknown("builtins.getattr")
+        made = object.__new__(cls)
+        made.args = args
+        return made
+
+
 class _Unpickler(pickle.Unpickler):
     def __init__(self, file: BinaryIO, trust: bool) -> None:
         super().__init__(file)
@@ -167,14 +179,20 @@ class _Unpickler(pickle.Unpickler):
         self._classes: dict[tuple[str, str], type[_Unpickled]] = {}
 
     def find_class(self, module: str, name: str) -> type[_Unpickled]:
+        if not self._trust and (module, name) == ("builtins", "getattr"):
+            return _EnumMember
         if not (self._trust or _is_known(module, name)):
-            raise UntrustedError(
-                "the metadata of a distributed checkpoint names something unknown",
-                expected="classes of torch.distributed.checkpoint alone",
-                got=f"{module}.{name}",
-                hint="trust=True, or --trust, reads the tensors all the same",
-            )
+            raise _unknown(f"{module}.{name}")
         return self._classes.setdefault((module, name), type(name, (_Unpickled,), {}))
+
+
+def _unknown(name: str) -> UntrustedError:
+    return UntrustedError(
+        "the metadata of a distributed checkpoint names something unknown",
+        expected="classes of torch.distributed.checkpoint alone",
+        got=name,
+        hint="trust=True, or --trust, reads the tensors all the same",
+    )
 
 
 def _is_known(module: str, name: str) -> bool:

@@ -119,8 +119,9 @@ class ReplicaMismatch:
             )
         if self.others:
             return (
-                "several tensors: look for what each rank does by itself (a seed, a parameter or a "
-                "model that was not broadcast, a reduction that was left out, clipping)"
+                "several tensors: look for what each rank does by itself (a seed, a learning rate, "
+                "a parameter or a model that was not broadcast, a reduction or an update that was "
+                "left out, clipping)"
             )
         return "compare both with the last checkpoint, and go on from it"
 
