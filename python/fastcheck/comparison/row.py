@@ -131,7 +131,8 @@ def _moments_text(*sides: Optional[dict[str, Any]]) -> str:
         return ""
     sizes = actual["numel"], reference["numel"]
     if sizes[0] == sizes[1]:
-        return _shifted_text(mine, other) or _mapped_text(mine, other) * (sizes[0] >= _MANY)
+        is_many = sizes[0] >= _MANY
+        return _shifted_text(mine, other) or (_mapped_text(mine, other) if is_many else "")
     return _padded_text((mine, other), sizes) if "int" in reference["dtype"] else ""
 
 

@@ -454,9 +454,8 @@ NUMBER_RULES: tuple[NumberRule, ...] = (
     ),
     NumberRule(
         kind="settings", names=["scaled_threshold"], condition=clips_scaled, steps=1,
-        cause="optimizer",
+        cause="optimizer",  # Micikevicius et al. (2018)
         text="gradients were clipped to {value} while they were still multiplied by the loss scale "
-        # Micikevicius et al. (2018)
         "of {usual}", advice="call scaler.unscale_(optimizer) before clipping",
     ),
     NumberRule(

@@ -124,8 +124,14 @@ def test_no_rank_waits_for_one_that_does_not_decide_on_an_update_of_shards(why: 
         assert all(text in warning for text, warning in zip(expected, warned))
 
 
+def test_an_error_after_the_decision_on_an_update_of_shards_is_not_one_of_it() -> None:
+    for warned in values(run_ranks(training_work.fails_to_decide, True, world_size=2)):
+        (text,) = [each for each in warned if "weights" in each]
+        assert "no longer observes the protection of the weights" in text
+
+
 def test_a_decision_on_an_update_of_shards_that_fails_says_what_it_needs() -> None:
-    for warned in values(run_ranks(training_work.fails_to_decide, world_size=2)):
+    for warned in values(run_ranks(training_work.fails_to_decide, False, world_size=2)):
         (text,) = [each for each in warned if "update" in each]
         assert "leaves out an update" in text and "protect_weights=False" in text
         assert "Connection closed by peer" in text and "not affected" not in text

@@ -206,13 +206,18 @@ def shards_that_one_rank_leaves(rank: int, why: str) -> Any:
     return losses, [str(warning.message) for warning in caught if "fastcheck" in str(warning)]
 
 
-def fails_to_decide(rank: int) -> list[str]:
-    """The reduction before an update of shards fails, as where a rank has ended; what warned."""
+def fails_to_decide(rank: int, is_after: bool) -> list[str]:
+    """The reduction before an update of shards fails, as where a rank has ended, or something does
+    after it; what warned.
+    """
 
-    def reduce(word: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+    def fail(*args: object) -> None:
         raise RuntimeError("Connection closed by peer")
 
-    protection.reduce_found_inf = reduce
+    if is_after:
+        protection.UpdateGuard.before_update = _then(protection.UpdateGuard.before_update, fail)  # type: ignore[method-assign]  # it raises now
+    else:
+        protection.reduce_found_inf = fail
     model = nn.Linear(8, 4)
     fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
@@ -223,6 +228,14 @@ def fails_to_decide(rank: int) -> list[str]:
             model(torch.ones(2, 8)).square().mean().backward()
             optimizer.step()
     return [str(warning.message) for warning in caught if "fastcheck" in str(warning)]
+
+
+def _then(first: Callable[..., Any], other: Callable[..., Any]) -> Callable[..., Any]:
+    def both(*args: Any) -> Any:
+        first(*args)
+        return other(*args)
+
+    return both
 
 
 def stops_in_spite_of_an_error(rank: int, part: str) -> Any:

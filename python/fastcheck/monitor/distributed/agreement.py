@@ -237,7 +237,7 @@ class RankAgreement:
 
     def are_all_here(self) -> bool:
         """True if every rank had made an agreement when the first of them called this: the same on
-        every rank. Does not wait.
+        every rank that reaches the store. Asks it once.
         """
         presence = self._presence
         if presence.are_all_here is None:

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from fastcheck.backends.table import backend_for
 from fastcheck.errors import UnsupportedTensorError, first_line, warn_of_fault
 from fastcheck.monitor.session.session import Session
+from fastcheck.utils.torch.lost_device import is_lost
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.readable import are_on_host
 from fastcheck.utils.torch.sharding import is_sharded, join_reduction, reduce_found_inf
@@ -25,15 +26,21 @@ from .step_numbers import StepNumbers
 
 _Taken = list[tuple[Tensor, Tensor]]
 
-_UNDECIDED = (
-    "the ranks could not decide together on an update of sharded weights ({error}), and don't try "
-    "again. A rank that has ended, or leaves out an update that the others make, lets them wait in "
-    "that reduction, which is paired with the next of its own. Make the same updates on all ranks, "
-    "or pass stop=fastcheck.Stop(protect_weights=False), with which there is none"
-)
-
 # Gradients that were taken from each optimizer whose step is under way, by whichever guard.
 _under_way: weakref.WeakKeyDictionary[Optimizer, _Taken] = weakref.WeakKeyDictionary()
+
+
+class _UndecidedError(RuntimeError):
+    """The ranks could not decide together on an update of sharded weights."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(
+            "the ranks could not decide together on an update of sharded weights "
+            f"({first_line(error)}), and this one doesn't try again. A rank that has ended, or "
+            "leaves out an update that the others make, lets them wait in that reduction, and its "
+            "own next collective is taken for its part of it. Make the same updates on all ranks, "
+            "or pass stop=fastcheck.Stop(protect_weights=False), with which nothing is reduced"
+        )
 
 
 class HostGuard:
@@ -157,13 +164,12 @@ class WeightProtection:
         except Exception as error:
             # The ranks that hold the other shards wait for this rank, now and in later updates.
             self._cannot_protect = True
-            is_of_ranks = self._has_combined and self._is_shared(optimizer)
             self.release()
-            self.join(optimizer, evaluation)
-            if is_of_ranks:
+            if isinstance(error, _UndecidedError):
                 self._are_all_here = lambda: False  # nothing is decided together any more
-                warn_of_fault(_UNDECIDED.format(error=first_line(error)))
+                warn_of_fault(str(error))
             else:
+                self.join(optimizer, evaluation)
                 session.report_internal_error("the protection of the weights", error)
             return
         self._combined[optimizer] = self._has_combined
@@ -285,8 +291,14 @@ class WeightProtection:
 
     def _combine(self, word: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
         self._has_combined = True
-        if self._is_shared(optimizer):
+        if not self._is_shared(optimizer):
+            return
+        try:
             reduce_found_inf(word, optimizer)
+        except Exception as error:
+            if is_lost(error):
+                raise  # an earlier kernel is to blame
+            raise _UndecidedError(error) from error
 
     def _is_shared(self, optimizer: torch.optim.Optimizer) -> bool:
         return is_sharded(optimizer) and (self._are_all_here is None or self._are_all_here())

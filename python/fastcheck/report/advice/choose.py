@@ -273,8 +273,7 @@ def _broken_weight(case: Case) -> Iterator[Advice]:
     yield Advice(
         f"An update, or a write by the program, since step {before.step:,} took the largest number "
         f"of {site.key} from {format_number(before.abs_max)} to {format_number(now.abs_max)}, "
-        f"before this: "
-        f"lower the learning rate{case.rates}, or warm up for longer."
+        f"before this: lower the learning rate{case.rates}, or warm up for longer."
     )
     yield Advice(
         "Look at the gradients of that step, too: a gradient far too large does the same at a "

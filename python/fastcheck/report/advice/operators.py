@@ -395,7 +395,7 @@ def _script(case: Case, made: Operation) -> Iterator[Advice]:
     yield Advice(
         "Look in that function for 0/0 and x/0 (as sin(x) / x at 0), log(0), exp of a large "
         "number, and the root or log of a negative number. With PYTORCH_JIT=0 in the environment "
-        "it runs as Python, and a report names its operator and line."
+        "it runs as Python, where a report can name its operator and line."
     )
 
 
